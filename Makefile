@@ -1,0 +1,43 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint format bench check clean help
+
+help:                ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: $(READY)       ## the layers at work: exact norms before and after, on real layers
+	$(BIN)/python examples/layers_at_work.py
+
+test: $(READY)       ## all tests, on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+lint: $(READY)       ## ruff (lint, format) and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)     ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)      ## speed and memory, as ratios within one run; writes results/*.json
+	$(BIN)/python benchmarks/rescaling.py
+	$(BIN)/python benchmarks/activation.py
+	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/inference.py
+
+check: lint test     ## what a change must pass
+
+# constraints.txt keeps pip on the one torch build that is meant; installed once, again when the inputs change.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:               ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

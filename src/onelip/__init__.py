@@ -1,0 +1,65 @@
+"""Neural networks with a proved Lipschitz constant.
+
+    import onelip
+    model = onelip.constrain(model, "aol")   # a whole model
+    layer = onelip.aol(torch.nn.Conv2d(...)) # or a layer
+    plain = onelip.bake(model)               # a plain torch network that computes the same
+
+Names are loaded when they are first used, so that the command line can answer without importing torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from onelip._version import __version__
+
+if TYPE_CHECKING:
+    from onelip import nn, testing
+    from onelip._constrain import constrain
+    from onelip.export import NonFiniteWeight, bake
+    from onelip.geometry import UnsupportedLayer
+    from onelip.methods._registry import list_methods
+    from onelip.methods.aol import AOL, aol
+    from onelip._summary import Summary, summary
+
+_WHERE = {
+    "AOL": "onelip.methods.aol",
+    "NonFiniteWeight": "onelip.export",
+    "Summary": "onelip._summary",
+    "UnsupportedLayer": "onelip.geometry",
+    "aol": "onelip.methods.aol",
+    "bake": "onelip.export",
+    "constrain": "onelip._constrain",
+    "list_methods": "onelip.methods._registry",
+    "nn": "onelip.nn",
+    "summary": "onelip._summary",
+    "testing": "onelip.testing",
+}
+
+__all__ = [
+    "AOL",
+    "NonFiniteWeight",
+    "Summary",
+    "UnsupportedLayer",
+    "__version__",
+    "aol",
+    "bake",
+    "constrain",
+    "list_methods",
+    "nn",
+    "summary",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'onelip' has no attribute {name!r}")
+    module = importlib.import_module(_WHERE[name])
+    value = module if _WHERE[name] == f"onelip.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,100 @@
+"""One verb for a whole model."""
+
+import copy
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
+from onelip.methods._registry import Method, get_method
+from onelip._summary import summary
+
+
+def constrain(
+    model: nn.Module,
+    method: str = "aol",
+    *,
+    skip: Iterable[str] = (),
+    strict: bool = False,
+    verbose: bool = True,
+    **options: Any,
+) -> nn.Module:
+    """Apply a method to every linear layer of a model, in place; say layer by layer what came of it; return the model.
+
+    A layer that the method cannot serve is left as it is and reported as not vouched for, and so is every other module
+    without a known constant. Layers that are constrained already are left alone.
+
+    Args:
+        model: any module.
+        method: a name from `onelip.list_methods()`.
+        skip: names of modules to leave alone, as in `model.named_modules()`; `*` matches anything.
+        strict: raise if there is a linear layer that the method cannot serve, before anything is changed.
+        verbose: print `onelip.summary(model)` at the end.
+        **options: passed to the method for each layer, as in `onelip.aol(layer, **options)`.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+        >>> _ = model(torch.zeros(1, 3, 8, 8))
+        >>> summary(constrain(model, "aol", verbose=False)).constant
+        1.0
+    """
+    chosen = get_method(method)
+    patterns = [skip] if isinstance(skip, str) else list(skip)
+    layers = _candidates(model, patterns)
+    _check_patterns(model, patterns)
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    refused = {}
+    for name, layer in layers:
+        if owners[id(layer.weight)] > 1:
+            refused[name] = "its weight is shared with another module, which would change with it; untie them first"
+        elif reason := _refusal(layer, chosen, options):
+            refused[name] = reason
+    if strict and refused:
+        listed = "\n".join(f"  {name or '(model)'}: {reason}" for name, reason in refused.items())
+        raise UnsupportedLayer(f"{method} cannot serve {len(refused)} layers; nothing was changed:\n{listed}")
+    for name, layer in layers:
+        if name not in refused:
+            chosen.apply(layer, **options)
+    if verbose:
+        print(summary(model))
+        for name, reason in refused.items():
+            print(f"left as it was, {name or '(model)'}: {reason}")
+    return model
+
+
+def _candidates(model: nn.Module, skip: list[str]) -> list[tuple[str, nn.Module]]:
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, LINEAR_LAYERS)
+        and not parametrize.is_parametrized(module, "weight")
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
+    ]
+
+
+def _check_patterns(model: nn.Module, skip: list[str]) -> None:
+    names = [name for name, _ in model.named_modules()]
+    for pattern in skip:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"expected skip to name modules of the model, got {pattern!r}, which matches none")
+
+
+def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str | None:
+    """Why the method cannot serve this layer, found out on a copy without memory; wrong options raise right away."""
+    if not isinstance(layer, method.layers):
+        return f"{method.name} does not serve {type(layer).__name__}"
+    weightless: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        for p in layer.parameters()
+        if not isinstance(p, nn.UninitializedParameter)
+    }
+    try:
+        method.apply(copy.deepcopy(layer, weightless), **options)
+    except UnsupportedLayer as error:
+        return str(error)
+    return None

@@ -1,0 +1,183 @@
+"""What is known of a single module's Lipschitz constant (L2, real arithmetic) without a look at its input.
+
+One rule per exact type: a subclass may have changed `forward`. Where no rule is known the answer is "nobody vouches",
+never a guess. Constants of smooth activations are rounded up in the last digit given.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.geometry import LINEAR_LAYERS
+from onelip.methods.aol import find_aol
+from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
+
+
+@dataclass(frozen=True)
+class Vouch:
+    """A proved constant, or None, and in a few words why."""
+
+    constant: float | None
+    why: str
+
+
+_Rule = Callable[..., Vouch]
+
+
+def vouch(module: nn.Module) -> Vouch:
+    """What can be said of this module by itself.
+
+    Example:
+        >>> vouch(nn.LeakyReLU(3.0))
+        Vouch(constant=3.0, why='slopes 1 and 3')
+    """
+    aol = find_aol(module) if isinstance(module, LINEAR_LAYERS) else None
+    if aol is not None:
+        return Vouch(aol.lipschitz, f"AOL, {aol.extra_repr()}")
+    if isinstance(module, LINEAR_LAYERS):
+        kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
+        return Vouch(None, f"{kind}: its norm can be anything")
+    if isinstance(module, LipschitzModule):
+        try:
+            return Vouch(module.lipschitz_constant, "onelip layer")
+        except UnknownLipschitzConstant as error:
+            return Vouch(None, str(error))
+    rule = _RULES.get(type(module))
+    return rule(module) if rule is not None else Vouch(None, "no rule for this module")
+
+
+def _always(constant: float, why: str) -> _Rule:
+    return lambda module: Vouch(constant, why)
+
+
+def _leaky(module: nn.LeakyReLU) -> Vouch:
+    slope = abs(module.negative_slope)
+    return Vouch(float(max(1.0, slope)), f"slopes 1 and {slope:g}")
+
+
+def _prelu(module: nn.PReLU) -> Vouch:
+    slope = float(module.weight.detach().abs().max())
+    return Vouch(max(1.0, slope), "largest slope, as stored; training moves it") if slope == slope else _NAN
+
+
+def _elu(module: nn.ELU) -> Vouch:
+    return Vouch(float(max(1.0, abs(module.alpha))), f"alpha = {module.alpha:g}")
+
+
+def _dropout(module: nn.Module) -> Vouch:
+    return Vouch(1.0, "in eval mode; in training it stretches")
+
+
+def _batch_norm(module: nn.BatchNorm2d) -> Vouch:
+    if module.running_var is None:
+        return Vouch(None, "divides by the batch's own deviation")
+    gain = (module.running_var.double() + module.eps).rsqrt()
+    if module.weight is not None:
+        gain = gain * module.weight.detach().double().abs()
+    largest = float(gain.max()) * (1 + 1e-12)
+    if not math.isfinite(largest):
+        return _NAN
+    return Vouch(largest, "in eval mode, as stored; in training it has no bound")
+
+
+def _own_deviation(module: nn.Module) -> Vouch:
+    return Vouch(None, "divides by the input's own deviation, which may be next to zero")
+
+
+def _copies(module: nn.Module) -> Vouch:
+    return Vouch(None, "copies pixels, so it stretches; use zero padding")
+
+
+def _per_axis(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
+    return (value,) * dims if isinstance(value, int) else tuple(value)
+
+
+def _overlap(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> int:
+    """The most windows that one pixel can lie in."""
+    return math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True))
+
+
+def _max_pool(dims: int) -> _Rule:
+    def rule(module: nn.MaxPool2d) -> Vouch:
+        kernel, dilation = _per_axis(module.kernel_size, dims), _per_axis(module.dilation, dims)
+        windows = _overlap(kernel, _per_axis(module.stride, dims), dilation)
+        why = "windows apart" if windows == 1 else f"a pixel lies in up to {windows} windows"
+        return Vouch(_root_up(windows, 1), why)
+
+    return rule
+
+
+def _avg_pool(dims: int) -> _Rule:
+    def rule(module: nn.AvgPool2d) -> Vouch:
+        kernel, stride = _per_axis(module.kernel_size, dims), _per_axis(module.stride, dims)
+        padded = any(_per_axis(module.padding, dims))
+        if module.ceil_mode or getattr(module, "divisor_override", None) or (padded and not module.count_include_pad):
+            return Vouch(None, "windows at the border are divided by less; use count_include_pad, no ceil_mode")
+        # Schur test: rows sum to 1, columns to at most (windows per pixel) / (window size).
+        return Vouch(_root_up(_overlap(kernel, stride, (1,) * dims), math.prod(kernel)), "Schur test")
+
+    return rule
+
+
+def _root_up(numerator: int, denominator: int) -> float:
+    root = math.sqrt(numerator / denominator)
+    exact = root * root * denominator == numerator and root == round(root, 6)
+    return root if exact else math.nextafter(math.nextafter(root, math.inf), math.inf)
+
+
+def _adaptive(module: nn.AdaptiveAvgPool2d) -> Vouch:
+    sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
+    if all(size == 1 for size in sizes):
+        return Vouch(1.0, "one window over all")
+    return Vouch(None, "its windows depend on the input size")
+
+
+_NAN = Vouch(None, "its parameters are not finite")
+_MOVES = "moves entries, or drops some"
+_SLOPE = "slope at most 1"
+
+_RULES: dict[type[nn.Module], _Rule] = {
+    **dict.fromkeys(
+        (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
+        _always(1.0, _MOVES),
+    ),
+    **dict.fromkeys(
+        (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+        _always(1.0, "adds constants"),
+    ),
+    **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), _copies),
+    **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), _copies),
+    **dict.fromkeys((nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d), _copies),
+    **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Tanhshrink), _always(1.0, _SLOPE)),
+    **dict.fromkeys((nn.Softplus, nn.LogSigmoid, nn.CELU, nn.Softshrink), _always(1.0, _SLOPE)),
+    nn.Sigmoid: _always(0.25, "slope at most 1/4"),
+    nn.GELU: _always(1.13, "steepest slope"),
+    nn.SiLU: _always(1.1, "steepest slope"),
+    nn.Mish: _always(1.09, "steepest slope"),
+    nn.Hardswish: _always(1.5, "steepest slope"),
+    nn.SELU: _always(1.7581, "slope at zero from below"),
+    nn.Softmax: _always(1.0, "gradient of a 1-smooth function"),
+    nn.LeakyReLU: _leaky,
+    nn.PReLU: _prelu,
+    nn.ELU: _elu,
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), _dropout),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
+    **dict.fromkeys((nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), _own_deviation),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _own_deviation),
+    nn.MaxPool1d: _max_pool(1),
+    nn.MaxPool2d: _max_pool(2),
+    nn.MaxPool3d: _max_pool(3),
+    nn.AvgPool1d: _avg_pool(1),
+    nn.AvgPool2d: _avg_pool(2),
+    nn.AvgPool3d: _avg_pool(3),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _adaptive),
+    **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), _adaptive),
+}
+
+
+def weights_of(module: nn.Module) -> list[str]:
+    """Names of the parameters that a module holds itself, not through its children."""
+    return [name for name, parameter in module._parameters.items() if isinstance(parameter, Tensor)]

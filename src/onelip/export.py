@@ -1,0 +1,94 @@
+"""From a parametrized model to a plain torch one."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+class NonFiniteWeight(ValueError):
+    """A weight holds a NaN or an infinity, so the network has no Lipschitz constant."""
+
+
+def bake(model: nn.Module) -> nn.Module:
+    """Return a plain torch copy of the model that computes the same function; the model itself is left as it is.
+
+    Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer it was
+    made from, with the weight it has in eval mode; everything else is copied. Prediction then costs what the plain
+    network costs, and the state dict has the plain keys.
+
+    Raises:
+        NonFiniteWeight: if a parameter of the result is not finite; the message names it.
+
+    Example:
+        >>> import onelip
+        >>> list(bake(nn.Sequential(onelip.nn.AOLLinear(4, 4))).state_dict())
+        ['0.weight', '0.bias']
+    """
+    # deepcopy + remove_parametrizations would take the property off the class that the copy shares with the original,
+    # and so destroy the original. Instead deepcopy is told what stands for each parametrized layer: an empty plain one,
+    # filled right after. It keeps shared modules shared, and follows references from wherever they come.
+    layers = [module for module in model.modules() if parametrize.is_parametrized(module)]
+    done: dict[int, Any] = {id(layer): _empty_plain(layer) for layer in layers}
+    for layer in layers:
+        _fill(done[id(layer)], layer, done)
+    plain = copy.deepcopy(model, done)
+    _check_finite(plain)
+    return plain
+
+
+def _empty_plain(layer: nn.Module) -> nn.Module:
+    before = parametrize.type_before_parametrizations(layer)
+    plain_class = getattr(before, "plain_class", before)
+    plain = plain_class.__new__(plain_class)
+    nn.Module.__init__(plain)
+    return plain
+
+
+@torch.no_grad()
+def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
+    """Give the plain layer all that the parametrized one has, with the values of its parametrized tensors."""
+    state = {key: value for key, value in layer.__dict__.items() if key not in ("_modules", "_parameters")}
+    plain.__dict__.update(copy.deepcopy(state, done))
+    # Parametrized tensors come first, as weight comes before bias in every torch layer.
+    lists = layer.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    for name, maps in lists.items():
+        tensor = _in_eval_mode(layer, name)
+        originals = list(maps.parameters(recurse=False))
+        if originals:
+            plain.register_parameter(name, nn.Parameter(tensor, any(p.requires_grad for p in originals)))
+        else:
+            plain.register_buffer(name, tensor)
+    for name, parameter in layer._parameters.items():
+        plain.register_parameter(name, copy.deepcopy(parameter, done))
+    for name, child in layer._modules.items():
+        if name != "parametrizations":
+            plain.add_module(name, copy.deepcopy(child, done))
+
+
+def _in_eval_mode(layer: nn.Module, name: str) -> Tensor:
+    """The tensor as evaluation uses it; iterations that a parametrization runs in training must not run here."""
+    lists = layer.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    modes = [(module, module.training) for module in lists[name].modules()]
+    lists[name].eval()
+    try:
+        return getattr(layer, name).detach().clone()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _check_finite(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue
+        bad = int((~torch.isfinite(parameter)).sum())
+        if bad:
+            raise NonFiniteWeight(
+                f"expected finite weights, got {bad} NaN or infinite of {parameter.numel()} in {name!r}; "
+                "training has diverged: go back to an earlier checkpoint"
+            )

@@ -1,0 +1,62 @@
+"""Absolute row sums of P^T P for a batch of matrices, and their derivative, with half of the products.
+
+P^T P is symmetric, so only its blocks on and above the diagonal are multiplied out; a block serves its rows and,
+transposed, its columns. What the derivative needs of the Gram matrix is the sign of each entry, one byte.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from onelip.gram._products import add_product, sign_matrix
+
+# Narrower blocks save more of the symmetric half but make worse matrix products; benchmarks/rescaling.py measures it.
+_NARROWEST_BLOCK = 128
+_MOST_BLOCKS = 8
+
+
+def lay_out(P: Tensor) -> Tensor:
+    """Matrices (g, rows, columns) are laid out as they are."""
+    return P
+
+
+def lay_back(Q: Tensor) -> Tensor:
+    """The inverse of lay_out."""
+    return Q
+
+
+def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |Q^T Q| w and the signs of Q^T Q (blocks on and above the diagonal), for Q (g, rows, columns)."""
+    batch, _, columns = Q.shape
+    sums = torch.zeros_like(w)
+    signs = torch.zeros(batch, columns, columns, dtype=torch.int8, device=Q.device)
+    for start, stop in _blocks(columns):
+        G = Q[:, :, start:stop].mT @ Q[:, :, start:]  # (g, block, columns from the block on)
+        signs[:, start:stop, start:] = G.sign()
+        G.abs_()
+        sums[:, start:stop] += (G @ w[:, start:, None]).squeeze(-1)
+        sums[:, stop:] += (w[:, None, start:stop] @ G[:, :, stop - start :]).squeeze(-2)
+    return sums, signs
+
+
+def absolute_matrix(Q: Tensor) -> Tensor:
+    """Return |Q^T Q|, shape (g, columns, columns)."""
+    return (Q.mT @ Q).abs_()
+
+
+def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> None:
+    """target += Q E with E_ac = sign_ac (u_a w_c + w_a u_c), holding one block row of E at a time."""
+    columns = Q.shape[-1]
+    for start, stop in _blocks(columns):
+        block, rest = slice(start, stop), slice(start, columns)
+        E = sign_matrix(signs[:, block, rest], u[:, block], w[:, block], u[:, rest], w[:, rest])
+        add_product(target[:, :, rest], Q[:, :, block], E)
+        if stop < columns:
+            add_product(target[:, :, block], Q[:, :, stop:], E[:, :, stop - start :].mT)
+
+
+def _blocks(columns: int) -> Iterator[tuple[int, int]]:
+    count = max(1, min(_MOST_BLOCKS, columns // _NARROWEST_BLOCK))
+    edges = [columns * i // count for i in range(count + 1)]
+    yield from zip(edges[:-1], edges[1:], strict=True)

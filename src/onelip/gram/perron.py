@@ -1,0 +1,105 @@
+"""Column weights that even out the row sums of a Gram operator: the right inverse of AOL.
+
+For W and its symmetric matrix T of absolute Gram entries let s > 0 be the Perron vector, T s = rho s. Then the row sums
+of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer, up to one factor. It is 1 for
+every weight that AOL can produce, because T has Perron root 1 there. Where T splits into blocks (groups of channels
+that never meet) AOL treats them apart, and each block has its own rho.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from onelip._precision import full_precision
+from onelip.gram._floats import column_exponents, power_of_two
+from onelip.gram.row_sums import algorithm, per_column
+
+_ITERATIONS = 2000
+_FIXED_POINT_ITERATIONS = 100
+
+
+def balanced(W: Tensor) -> Tensor:
+    """Return W diag(s) for a kernel W (g, rows, columns, *taps); s is largest, 1, on each block's largest entry."""
+    return W * per_column(perron_vector(_absolute_matrix(W)).to(W.dtype), W)
+
+
+def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return W diag(s) such that rescale(W diag(s)) is W up to a factor per block, for a map that rescales columns.
+
+    With more than one Gram step there is no Perron vector to compute; the fixed point is iterated for. As above, what
+    has not converged is still an admissible parameter.
+    """
+    blocks = _connected_blocks(_absolute_matrix(W))
+    W = W.double()
+    length = _column_lengths(W)
+    s = torch.ones_like(length)
+    for _ in range(_FIXED_POINT_ITERATIONS):
+        factor = _column_lengths(rescale(W * per_column(s, W))) / length
+        factor = torch.where(length > 0, factor, 1.0)
+        top = _block_maximum(factor, blocks)
+        if not bool((top > -_block_maximum(-factor, blocks) * (1 + 1e-12)).any()):
+            break
+        s = s / factor
+        s = s / _block_maximum(s, blocks)
+    return W * per_column(s, W)
+
+
+def _column_lengths(W: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(W.transpose(1, 2).flatten(2), dim=2)
+
+
+def _absolute_matrix(W: Tensor) -> Tensor:
+    how, squeezed = algorithm(W.double())
+    largest = squeezed.abs().flatten(1).amax(1)[:, None]
+    scale = power_of_two(-column_exponents(largest), torch.float64)
+    squeezed = squeezed * scale.reshape(-1, *(1 for _ in squeezed.shape[1:]))
+    with full_precision(W.device):
+        return how.absolute_matrix(how.lay_out(squeezed))
+
+
+def perron_vector(T: Tensor) -> Tensor:
+    """Positive s with T s = rho s on each connected block of the symmetric non-negative matrices T (g, n, n).
+
+    Power iteration, ended when T s / s is constant on every block up to rounding. Where it converges slowly the result
+    is an approximation: still positive, which is all that soundness needs.
+
+    Example:
+        >>> perron_vector(torch.tensor([[[1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64))
+        tensor([[1., 1.]], dtype=torch.float64)
+    """
+    blocks = _connected_blocks(T)
+    # The same eigenvectors, and faster: what all diagonal entries have in common says nothing.
+    shifted = T - torch.diag_embed(T.diagonal(dim1=1, dim2=2).amin(1, keepdim=True).expand(T.shape[:2]))
+    s = torch.ones_like(T[:, 0])
+    for _ in range(_ITERATIONS):
+        product = (shifted @ s[:, :, None]).squeeze(-1)
+        top = _block_maximum(product, blocks)
+        # A block of one, or of nothing but its diagonal, is done: its product vanishes after the shift.
+        renewed = torch.where(top > 0, product / top, s)
+        renewed = torch.where(renewed > 0, renewed, s)
+        ratio = torch.where(s > 0, renewed / s, torch.ones_like(s))
+        spread = _block_maximum(ratio, blocks) / -_block_maximum(-ratio, blocks)
+        s = renewed
+        if not bool((spread > 1 + 1e-14).any()):
+            break
+    return s
+
+
+def _connected_blocks(T: Tensor) -> Tensor:
+    """A label (g, n) for each index, equal where a chain of non-zero entries connects two of them."""
+    n = T.shape[1]
+    labels = torch.arange(n, device=T.device).expand(T.shape[:2])
+    meets = T > 0
+    while True:
+        reached = torch.where(meets, labels[:, None, :], n).amin(2)
+        renewed = torch.minimum(labels, reached)
+        renewed = renewed.gather(1, renewed)  # labels are indices: jump to the label of the label
+        if torch.equal(renewed, labels):
+            return labels
+        labels = renewed
+
+
+def _block_maximum(values: Tensor, blocks: Tensor) -> Tensor:
+    largest = torch.full_like(values, -torch.inf).scatter_reduce(1, blocks, values, "amax")
+    return largest.gather(1, blocks)

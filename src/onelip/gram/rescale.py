@@ -1,0 +1,155 @@
+"""The almost-orthogonal rescaling of a kernel's columns.
+
+Paper: Prach, Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks" (2022), Theorem 1 and
+Lemma 2. For t Gram steps: Delattre et al., "Spectral Norm of Convolutional Layers with Circular and Zero Paddings"
+(2024), spectral rescaling.
+
+Let G_1 = P^T P (as an operator; for a kernel with taps its entries are correlations), G_{t+1} = G_t^2, m = 2^(t-1), and
+q > 0 any weights of the columns. Then
+
+    r_c = sum_j |G_t|_cj q_j / q_c,      W = P diag(r)^(-1/(2m))      has norm at most 1.                        (2)
+
+Proof: x^T G_t x <= sum_ij |G_t|_ij (q_j/q_i x_i^2 + q_i/q_j x_j^2)/2 = x^T diag(r) x, so P^T P = G_t^(1/m) <=
+diag(r)^(1/m) because the m-th root is operator monotone (Loewner-Heinz), and D P^T P D <= 1. t = 1, q = 1 is AOL.
+
+With t = 1 the weights q come to nothing but AOL of P diag(q), and they are used in that form.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from onelip._precision import full_precision
+from onelip.gram._floats import column_exponents, exponent_reach, negligible, poisoned, power_of_two
+from onelip.gram.correlation import self_correlation
+from onelip.gram.row_sums import absolute_row_sums, algorithm, fold_into_groups, per_column
+
+
+def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tensor:
+    """Return W of (2) for a kernel P (g, rows, columns, *taps), float32 or float64.
+
+    A zero column stays zero (and gets gradient zero). A kernel with a NaN or an infinity comes back as NaN altogether.
+
+    Args:
+        P: the kernel; any finite scale, down to subnormal and up to the largest float.
+        steps: t above; 1 is the paper's AOL.
+        log_q: logarithms of the weights q (g, columns); None is q = 1.
+
+    Example:
+        >>> P = torch.tensor([[[3.0, 0.0], [0.0, 1e-30]]])
+        >>> rescaled(P)
+        tensor([[[1., 0.],
+                 [0., 1.]]])
+    """
+    q = None if log_q is None else column_weights(log_q)
+    if steps > 1:
+        return _more_steps(P, steps, q)
+    return _OneStep.apply(P if q is None else P * per_column(q, P))[0]
+
+
+def column_weights(log_q: Tensor) -> Tensor:
+    """q = exp(log_q) up to a common factor, which does not matter, so that nothing overflows."""
+    return torch.exp(log_q - log_q.detach().amax(1, keepdim=True))
+
+
+def one_step(P: Tensor) -> Tensor:
+    """(2) for t = 1 and q = 1, written out: what the fused function below computes, differentiable to any order."""
+    exponent, scale = _column_scale(P)
+    P = P * per_column(scale, P)
+    # With P = P' diag(v): r_c = v_c sum_a |G'_ca| v_a, so AOL of P is P' diag(sum_a |G'_ca| v_a / v_c)^(-1/2).
+    v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
+    return P * per_column(_inverse_root(absolute_row_sums(P, v) / v), P)
+
+
+class _OneStep(Function):
+    """`one_step` with no temporary that can be spared; second derivatives go through `one_step` itself."""
+
+    @staticmethod
+    def forward(P: Tensor) -> tuple[Tensor, ...]:
+        with full_precision(P.device):
+            exponent, scale = _column_scale(P)
+            v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
+            W = P * per_column(scale, P)
+            how, squeezed = algorithm(W)
+            sums, signs = how.weighted_sums(how.lay_out(squeezed), v)
+            sums /= v
+            root = _inverse_root(sums)
+            W *= per_column(root, W)
+        return W, signs, scale, v, root
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*inputs, *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        g = grads[0]
+        if g is None:
+            return None
+        P, signs, scale, v, root = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            with torch.enable_grad():
+                return torch.autograd.grad(one_step(P), P, g, create_graph=True)[0]
+        with full_precision(P.device):
+            how, squeezed = algorithm(P)
+            Q = how.lay_out(squeezed) * _last(scale, squeezed)
+            target = how.lay_out(algorithm(g)[1])
+            # W = P' root(s / v): the gradient of each sum s is <g_c, P'_c> root'(s_c / v_c) / v_c, root' = -root^3 / 2.
+            u = (target * Q).flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
+            target = target * _last(root, squeezed)
+            how.add_signed_product(target, Q, signs, u, v)
+            target *= _last(scale, squeezed)
+            return how.lay_back(target).reshape(P.shape)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:
+        return fold_into_groups(info.batch_size, in_dims, _OneStep, *args)
+
+
+def _more_steps(P: Tensor, steps: int, q: Tensor | None) -> Tensor:
+    # Higher powers mix the columns, so one power of two must serve all of them.
+    P = P * _normalizer(P)
+    G, log2_scale = P, torch.zeros(P.shape[0], 1, dtype=P.dtype, device=P.device)
+    for _ in range(steps - 1):
+        G = self_correlation(G)
+        normalizer = _normalizer(G)
+        G = G * normalizer
+        log2_scale = 2 * log2_scale + torch.log2(normalizer.flatten(1))
+    sums = absolute_row_sums(G) if q is None else absolute_row_sums(G * per_column(q, G)) / q.square()
+    # G is 2^log2_scale times the power of P^T P that it stands for, and sums is made of its square.
+    m = 2 ** (steps - 1)
+    return P * per_column(_inverse_root(sums, m) * torch.exp2(log2_scale / m), P)
+
+
+def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
+    """sums^(-1/(2m)), zero where the sum is zero; NaN == 0 is false, so NaN stays NaN."""
+    lifted = sums + negligible(sums.dtype)
+    root = torch.rsqrt(lifted) if m == 1 else lifted.pow(-0.5 / m)
+    return torch.where(sums == 0, torch.zeros_like(root), root)
+
+
+def _column_scale(P: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponents e and scales 2^-e (g, columns) that bring each column to about one; see column_exponents."""
+    P = P.detach()
+    # Taps last: torch reduces one axis at a time much faster than two that are not neighbours.
+    largest = torch.maximum(P.amax(1), -P.amin(1)).flatten(2) if P.dim() > 3 else torch.maximum(P.amax(1), -P.amin(1))
+    largest = largest.amax(2) if largest.dim() > 2 else largest
+    exponent = column_exponents(largest)
+    return exponent, poisoned(power_of_two(-exponent, P.dtype), largest)
+
+
+def _normalizer(P: Tensor) -> Tensor:
+    """The power of two that brings the largest entry of each group into [2, 4), shaped to multiply P."""
+    reach = exponent_reach(P.dtype)
+    largest = P.detach().abs().amax(tuple(range(1, P.dim())), keepdim=True)
+    exponent = (torch.frexp(largest).exponent - 2).clamp(-reach, reach)
+    return poisoned(power_of_two(-exponent, P.dtype), largest)
+
+
+def _last(v: Tensor, P: Tensor) -> Tensor:
+    """Shape (g, columns) -> (g, 1, ..., columns) to multiply the laid-out form of P."""
+    return v.reshape(v.shape[0], *(1 for _ in P.shape[2:]), v.shape[1])

@@ -1,0 +1,133 @@
+"""Weighted absolute row sums of a kernel's Gram operator: differentiable to any order, at the cost of its products.
+
+For a kernel P (g, rows, columns, *taps), seen as a stride-1 convolution, the Gram operator has the entries
+A_delta[a, c] = sum over rows and taps t of P[:, a, t + delta] P[:, c, t], and this module computes
+
+    s_c = sum_{delta, a} |A_delta[a, c]| w_a                                                                     (1)
+
+which for w = 1 is the sum in the paper's Theorem 1 (no taps) and Lemma 2. Given the signs of A the derivative of (1)
+is a bilinear map, the signed product, whose own derivatives are again signed products: two autograd functions that
+refer to each other serve every order. Automatic differentiation would keep A and |A| and take twice the products.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from onelip._precision import full_precision
+from onelip.gram import _conv, _dense
+
+
+def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
+    """Return the sums (1), shape (g, columns).
+
+    Args:
+        P: kernel (g, rows, columns, *taps), real floating point.
+        w: weights (g, columns), taken as constants; ones by default.
+
+    Example:
+        >>> P = torch.tensor([[[1.0, 2.0], [0.0, 3.0]]])
+        >>> absolute_row_sums(P)  # P^T P = [[1, 2], [2, 13]]
+        tensor([[ 3., 15.]])
+    """
+    w = P.new_ones(P.shape[0], P.shape[2]) if w is None else w.detach()
+    sums, _ = _RowSums.apply(P, w)
+    return sums
+
+
+def algorithm(P: Tensor) -> tuple[ModuleType, Tensor]:
+    """The implementation that fits P (its four functions are called the same), and P without tap axes of length one."""
+    squeezed = P.reshape(*P.shape[:3], *(k for k in P.shape[3:] if k > 1))  # a 1x1 convolution is a matrix
+    return (_dense if squeezed.dim() == 3 else _conv), squeezed
+
+
+class _RowSums(Function):
+    @staticmethod
+    def forward(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        how, P = algorithm(P)
+        with full_precision(P.device):
+            return how.weighted_sums(how.lay_out(P), w)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        P, w = inputs
+        ctx.save_for_backward(P, w, output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        P, w, signs = ctx.saved_tensors
+        return (None if grads[0] is None else _signed_product(P, signs, grads[0], w)), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:
+        return fold_into_groups(info.batch_size, in_dims, _RowSums, *args)
+
+
+class _SignedProduct(Function):
+    """(X, u) -> X E(u), E_delta[a, c] = sign_delta[a, c] (u_a w_c + w_a u_c); linear in X and in u."""
+
+    @staticmethod
+    def forward(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
+        how, squeezed = algorithm(X)
+        with full_precision(X.device):
+            Q = how.lay_out(squeezed)
+            result = torch.zeros_like(Q)
+            how.add_signed_product(result, Q, signs, u, w)
+            return how.lay_back(result).reshape(X.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+        X, signs, u, w = ctx.saved_tensors
+        (g,) = grads
+        # E is symmetric, so it is its own adjoint in X. In u_c the two halves of E contribute one scalar product each,
+        # with S v = sum_a sign[a, c] v_a written as a signed product for u = 1/2, w = 1.
+        grad_X = _signed_product(g, signs, u, w) if ctx.needs_input_grad[0] else None
+        grad_u = None
+        if ctx.needs_input_grad[2]:
+            half, one = torch.full_like(u, 0.5), torch.ones_like(u)
+            grad_u = _column_dots(g, _signed_product(X * per_column(w, X), signs, half, one))
+            grad_u = grad_u + _column_dots(X, _signed_product(g * per_column(w, g), signs, half, one))
+        return grad_X, None, grad_u, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:
+        return fold_into_groups(info.batch_size, in_dims, _SignedProduct, *args)
+
+
+def _signed_product(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
+    result = _SignedProduct.apply(X, signs, u, w)
+    assert isinstance(result, Tensor)  # noqa: S101  for the type checker: apply has no type
+    return result
+
+
+def per_column(v: Tensor, P: Tensor) -> Tensor:
+    """Shape (g, columns) -> (g, 1, columns, 1, ...) to multiply P (g, rows, columns, *taps)."""
+    return v.reshape(v.shape[0], 1, v.shape[1], *(1 for _ in P.shape[3:]))
+
+
+def _column_dots(X: Tensor, Y: Tensor) -> Tensor:
+    """<X[:, c], Y[:, c]> over rows and taps, shape (g, columns)."""
+    return (X * Y).transpose(1, 2).flatten(2).sum(2)
+
+
+def fold_into_groups(
+    batch: int, in_dims: tuple[int | None, ...], function: type[Function], *args: Tensor
+) -> tuple[Any, Any]:
+    """The vmap rule of all functions here: the group axis comes first everywhere, so a mapped axis is more groups."""
+    folded = []
+    for tensor, dim in zip(args, in_dims, strict=True):
+        moved = tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        folded.append(moved.reshape(-1, *moved.shape[2:]))
+    result = function.apply(*folded)
+    if isinstance(result, Tensor):
+        return result.unflatten(0, (batch, -1)), 0
+    return tuple(part.unflatten(0, (batch, -1)) for part in result), (0,) * len(result)

@@ -1,0 +1,1 @@
+"""One file per method of the literature; `_registry` is the table of all of them."""

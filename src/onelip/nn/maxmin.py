@@ -1,0 +1,141 @@
+"""MaxMin: every pair (a, b) becomes (max(a, b), min(a, b)).
+
+Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019; the activation of AOL (Prach, Lampert,
+ECCV 2022).  Inequality: ||maxmin(x) - maxmin(y)||_2 <= ||x - y||_2, because sorting both of two pairs never increases
+their distance (rearrangement).  Exact in floating point: values are moved, never computed.  Assumes an axis of even
+length; pairs are the elements i and i + n/2 of it.
+
+Given which pairs are out of order (the mask), the map is a swap S: linear, symmetric, a permutation.  So its
+derivative is S applied to the gradient, of every order, and at ties S is still a permutation: gradient norms are kept,
+where torch's own derivative of `maximum` halves them.  One bit of information per pair is all that is stored.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from onelip.nn._base import LipschitzModule, halves, needs_plain_ops
+
+_WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _swap(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Exchange the halves of `x` wherever `mask` is set."""
+    try:
+        return _swap_in_place(x, mask, dim)
+    except RuntimeError:
+        # `jacobian(..., vectorize=True)` and tensor subclasses may know neither `out=` nor views of another type.
+        return _swap_plain(x, mask, dim)
+
+
+def _swap_plain(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    a, b = halves(x, dim, "maxmin")
+    return torch.cat([torch.where(mask, b, a), torch.where(mask, a, b)], dim)
+
+
+def _swap_in_place(x: Tensor, mask: Tensor, dim: int) -> Tensor:
+    out = torch.empty_like(x)
+    word = _WORD.get(x.element_size())
+    if x.device.type != "cpu" or word is None:
+        (a, b), (p, q) = halves(x, dim, "maxmin"), halves(out, dim, "maxmin")
+        torch.where(mask, b, a, out=p)
+        torch.where(mask, a, b, out=q)
+        return out
+    # On a CPU `where` branches once per element, which costs three times the memory traffic; the same exchange by
+    # exclusive or on the bit patterns is vectorised and moves every value unchanged, infinities and NaN too.
+    (a, b), (p, q) = halves(x.view(word), dim, "maxmin"), halves(out.view(word), dim, "maxmin")
+    torch.bitwise_xor(a, b, out=q)
+    q.mul_(mask)
+    torch.bitwise_xor(a, q, out=p)
+    q.bitwise_xor_(b)
+    return out
+
+
+def _sort(x: Tensor, dim: int) -> Tensor:
+    """The same as `_swap` with the mask of `x` itself, in two passes; a NaN in a pair makes both of it NaN."""
+    a, b = halves(x, dim, "maxmin")
+    try:
+        out = torch.empty_like(x)  # keeps channels_last
+        p, q = halves(out, dim, "maxmin")
+        torch.maximum(a, b, out=p)
+        torch.minimum(a, b, out=q)
+        return out
+    except RuntimeError:  # as in `_swap`; also forward mode and vmap where gradients are switched off
+        return _sort_plain(x, dim)
+
+
+def _sort_plain(x: Tensor, dim: int) -> Tensor:
+    a, b = halves(x, dim, "maxmin")
+    return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], dim)
+
+
+class _Swap(Function):
+    """The swap and all of its derivatives; `own` says that the mask is that of `x` itself."""
+
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor, dim: int, own: bool) -> Tensor:
+        return _sort(x, dim) if own else _swap(x, mask, dim)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool], output: Tensor) -> None:
+        _, mask, ctx.dim, _ = inputs
+        ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return _Swap.apply(grad_outputs[0], mask, ctx.dim, False), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        (mask,) = ctx.saved_tensors
+        return _Swap.apply(grad_inputs[0], mask, ctx.dim, False)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        x, mask, dim, own = args
+
+        def batched(t: Tensor, axis: int | None) -> Tensor:
+            return t.expand(info.batch_size, *t.shape) if axis is None else t.movedim(axis, 0)
+
+        return _Swap.apply(batched(x, in_dims[0]), batched(mask, in_dims[1]), dim + 1, own), 0
+
+
+def maxmin(x: Tensor, dim: int = 1) -> Tensor:
+    """Maxima of the pairs (x[i], x[i + n/2]) in the first half of axis `dim`, minima in the second.
+
+    Example:
+        >>> maxmin(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
+        tensor([[3., 5., 1., 4.]])
+    """
+    a, b = halves(x, dim, "maxmin")
+    if torch.compiler.is_exporting():
+        return _sort_plain(x, dim)
+    if needs_plain_ops():
+        # `where` rather than `maximum`: the compiled derivative is then the same permutation.
+        return _swap_plain(x, a < b, dim)
+    if not torch.is_grad_enabled():
+        return _sort(x, dim)
+    return _Swap.apply(x, a < b, dim % x.dim(), True)  # pyright: ignore[reportReturnType]
+
+
+class MaxMin(LipschitzModule):
+    """`maxmin` as a layer: 1-Lipschitz, and the derivative is orthogonal everywhere.
+
+    Example:
+        >>> MaxMin()(torch.tensor([[1.0, 2.0, 4.0, 0.0]]))
+        tensor([[4., 2., 1., 0.]])
+    """
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return maxmin(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
