@@ -173,7 +173,7 @@ def test_empty_batch_integers_and_no_grad():
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_forward_mode_and_vmap_with_gradients_switched_off():
     x, tangent = torch.randn(2, 3, 4)
-    value, derivative = torch.func.jvp(maxmin, (x,), (tangent,))
+    value, derivative = torch.func.jvp(maxmin, (x,), (tangent,))[:2]
     with torch.no_grad():
         torch.testing.assert_close(torch.func.jvp(maxmin, (x,), (tangent,)), (value, derivative))
         assert torch.equal(torch.vmap(lambda t: maxmin(t, 0))(x), value)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onelip.nn import pooling
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, constant_of, multiply_up
+from onelip.bounds.modules import constant_of
+from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 from onelip.nn.centering import BatchCentering, LayerCentering
 from onelip.nn.channels import FirstChannels, PadChannels
 from onelip.nn.maxmin import MaxMin

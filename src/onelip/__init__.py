@@ -16,11 +16,11 @@ from onelip._version import __version__
 if TYPE_CHECKING:
     from onelip import nn, testing
     from onelip._constrain import constrain
+    from onelip._summary import Summary, summary
     from onelip.export import NonFiniteWeight, bake
     from onelip.geometry import UnsupportedLayer
     from onelip.methods._registry import list_methods
     from onelip.methods.aol import AOL, aol
-    from onelip._summary import Summary, summary
 
 _WHERE = {
     "AOL": "onelip.methods.aol",

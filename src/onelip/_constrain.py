@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from onelip._summary import summary
 from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
 from onelip.methods._registry import Method, get_method
-from onelip._summary import summary
 
 
 def constrain(

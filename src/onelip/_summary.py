@@ -1,15 +1,16 @@
 """Layer by layer: which constant each module has by construction, and for which nobody vouches."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onelip.bounds.modules import Vouch, vouch, weights_of
+from onelip.bounds.modules import Vouch, vouch
 from onelip.methods.aol import find_aol
-from onelip.nn._base import LipschitzModule
+from onelip.nn._base import LipschitzModule, multiply_up
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class LayerSummary:
     layer: str
     vouch: Vouch
     advice: str | None = None
+    is_inside: bool = False  # part of a layer that has its own row and constant: shown, not counted
 
 
 @dataclass(frozen=True)
@@ -32,20 +34,22 @@ class Summary:
     @property
     def not_vouched(self) -> list[str]:
         """Names of the modules for which no constant is known."""
-        return [row.name for row in self.layers if row.vouch.constant is None]
+        return [row.name for row in self.layers if row.vouch.constant is None and not row.is_inside]
 
     @property
     def constant(self) -> float | None:
         """Product of all constants, if all are known and the model is a chain of modules; else None."""
         if not self.is_chain or self.not_vouched:
             return None
-        return math.prod(row.vouch.constant for row in self.layers if row.vouch.constant is not None)
+        constants = [row.vouch.constant for row in self.layers if not row.is_inside]
+        return multiply_up(*(constant for constant in constants if constant is not None))
 
     def __str__(self) -> str:
         rows = [("module", "layer", "constant", "why")]
         for row in self.layers:
             constant = "?" if row.vouch.constant is None else f"{row.vouch.constant:.6g}"
-            rows.append((row.name or "(model)", row.layer, constant, row.vouch.why))
+            layer = f"  {row.layer}" if row.is_inside else row.layer
+            rows.append((row.name or "(model)", layer, constant, row.vouch.why))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
         lines.insert(1, "-" * max(len(line) for line in lines))
@@ -75,40 +79,43 @@ def summary(model: nn.Module) -> Summary:
         >>> summary(nn.Sequential(onelip.nn.AOLLinear(4, 4), nn.ReLU())).constant
         1.0
     """
-    rows = []
-    for name, module in _modules(model):
-        if _is_leaf(module):
-            aol = find_aol(module)
-            rows.append(LayerSummary(name, _title(module), vouch(module), aol.advice() if aol else None))
-        elif own := weights_of(module):
-            why = f"uses parameters of its own in forward: {', '.join(own)}"
-            rows.append(LayerSummary(name, _title(module), Vouch(None, why)))
-    return Summary(tuple(rows), _is_chain(model))
+    return Summary(tuple(_rows(model, "", set(), is_inside=False)), _is_chain(model))
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Named modules without the insides of leaves."""
-    hidden: list[str] = []
-    for name, module in model.named_modules():
-        if any(name.startswith(prefix) for prefix in hidden):
-            continue
-        yield name, module
-        if _is_leaf(module):
-            hidden.append(f"{name}." if name else "")
-            if not name:
-                return
+def _rows(module: nn.Module, name: str, seen: set[int], *, is_inside: bool) -> Iterator[LayerSummary]:
+    if id(module) in seen:  # a chain would use it again, so it is not a chain any more: see _is_chain
+        return
+    seen.add(id(module))
+    if _has_constant_of_its_own(module):
+        aol = find_aol(module)
+        yield LayerSummary(name, _title(module), vouch(module), aol.advice() if aol else None, is_inside)
+        is_inside = True
+    elif own := [key for key, parameter in module._parameters.items() if parameter is not None]:
+        why = f"uses parameters of its own in forward: {', '.join(own)}"
+        yield LayerSummary(name, _title(module), Vouch(None, why), None, is_inside)
+    if not parametrize.is_parametrized(module):
+        for key, child in module.named_children():
+            yield from _rows(child, f"{name}.{key}" if name else key, seen, is_inside=is_inside)
 
 
-def _is_leaf(module: nn.Module) -> bool:
+def _has_constant_of_its_own(module: nn.Module) -> bool:
     if isinstance(module, LipschitzModule) or parametrize.is_parametrized(module):
         return True
-    return next(module.children(), None) is None
+    return next(module.children(), None) is None and type(module) not in _CONTAINERS
 
 
 def _is_chain(module: nn.Module) -> bool:
+    """Whether the model is its modules one after the other, each used once."""
+    links = list(_links(module))
+    return len({id(link) for link in links}) == len(links) and all(map(_has_constant_of_its_own, links))
+
+
+def _links(module: nn.Module) -> Iterator[nn.Module]:
     if type(module) is nn.Sequential:
-        return all(_is_chain(child) for child in module)
-    return _is_leaf(module)
+        for child in module:
+            yield from _links(child)
+    else:
+        yield module
 
 
 def _title(module: nn.Module) -> str:

@@ -42,7 +42,7 @@ def bake(model: nn.Module) -> nn.Module:
 def _empty_plain(layer: nn.Module) -> nn.Module:
     before = parametrize.type_before_parametrizations(layer)
     plain_class = getattr(before, "plain_class", before)
-    plain = plain_class.__new__(plain_class)
+    plain = object.__new__(plain_class)  # no constructor: all that it would set is copied
     nn.Module.__init__(plain)
     return plain
 

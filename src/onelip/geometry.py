@@ -5,8 +5,8 @@ convolutions whose columns are to be rescaled. Two facts make this possible.
 
 Note [Phases]
     With stride s and dilation d, tap t of output o reads input s o + d t - p. Two taps meet the same input pixel only
-    if d (t - t') is a multiple of s, that is, if t = t' modulo s / gcd(s, d). So the taps fall into s / gcd(s, d) phases
-    per axis, and a strided convolution is a stride-1 convolution whose columns are pairs (input channel, phase):
+    if d (t - t') is a multiple of s, that is, if t = t' modulo s / gcd(s, d). So the taps fall into s / gcd(s, d)
+    phases per axis, and a strided convolution is a stride-1 convolution whose columns are pairs (input channel, phase):
     `torch.nn.functional.pixel_unshuffle` of the kernel. Dilation otherwise only moves the entries of the Gram operator.
 
 Note [Borders]
@@ -114,7 +114,7 @@ def geometry_of(module: nn.Module, input_size: int | Sequence[int] | None = None
     Raises:
         UnsupportedLayer: for other layers, and for padding that makes the bound false, with the way out.
     """
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
+    if any(isinstance(parameter, nn.UninitializedParameter) for parameter in module._parameters.values()):
         raise UnsupportedLayer(
             f"expected a layer with weights, got {type(module).__name__} before its first input; "
             "run the model once, so that its shapes are known, and then apply the method"

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.geometry import LINEAR_LAYERS
 from onelip.methods.aol import find_aol
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
+from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,27 @@ def vouch(module: nn.Module) -> Vouch:
             return Vouch(None, str(error))
     rule = _RULES.get(type(module))
     return rule(module) if rule is not None else Vouch(None, "no rule for this module")
+
+
+def constant_of(module: nn.Module) -> float:
+    """The constant of a module, or of a chain (`nn.Sequential`) of them.
+
+    Raises:
+        UnknownLipschitzConstant: naming the module that nobody vouches for.
+
+    Example:
+        >>> constant_of(nn.Sequential(nn.Flatten(), nn.LeakyReLU(2.0)))
+        2.0
+    """
+    if type(module) is nn.Sequential:
+        return multiply_up(*(constant_of(child) for child in module))
+    known = vouch(module)
+    if known.constant is None:
+        raise UnknownLipschitzConstant(
+            f"expected modules with a known Lipschitz constant, got {type(module).__name__}: {known.why}; use the "
+            "layers of onelip, or a LipschitzModule of your own that states what you can prove"
+        )
+    return known.constant
 
 
 def _always(constant: float, why: str) -> _Rule:
@@ -176,8 +197,3 @@ _RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), _adaptive),
     **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), _adaptive),
 }
-
-
-def weights_of(module: nn.Module) -> list[str]:
-    """Names of the parameters that a module holds itself, not through its children."""
-    return [name for name, parameter in module._parameters.items() if isinstance(parameter, Tensor)]

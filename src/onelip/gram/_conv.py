@@ -58,8 +58,8 @@ def absolute_matrix(Q: Tensor) -> Tensor:
 
 
 def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> None:
-    """target_t,c += sum_{delta, a} Q_{t+delta, a} E_delta[a, c], E_delta[a, c] = sign(A_delta[a, c]) (u_a w_c + w_a u_c)."""
-    batch, *leading, _, k, C = Q.shape
+    """target_t,c += sum_{delta, a} Q_{t+delta, a} E_delta[a, c], E_delta = sign(A_delta) (u_a w_c + w_a u_c)."""
+    _, *leading, _, k, C = Q.shape
     u_all, w_all = u.repeat(1, 2 * k - 1), w.repeat(1, 2 * k - 1)
     for i, pair in enumerate(_half_of_offsets(tuple(leading))):
         E = sign_matrix(signs[:, i], u, w, u_all, w_all)  # (g, C, (2k - 1) * C)

@@ -4,6 +4,7 @@ P^T P is symmetric, so only its blocks on and above the diagonal are multiplied 
 transposed, its columns. What the derivative needs of the Gram matrix is the sign of each entry, one byte.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -59,4 +60,4 @@ def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: T
 def _blocks(columns: int) -> Iterator[tuple[int, int]]:
     count = max(1, min(_MOST_BLOCKS, columns // _NARROWEST_BLOCK))
     edges = [columns * i // count for i in range(count + 1)]
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from itertools.pairwise(edges)

@@ -45,5 +45,13 @@ def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def poisoned(scale: Tensor, largest: Tensor) -> Tensor:
-    """The scale, NaN where the column holds a NaN or an infinity: 0 * inf must not hide it, inf / inf must not mend it."""
+    """The scale, NaN where the column holds a NaN or an infinity: no product may turn those into a number."""
     return torch.where(torch.isfinite(largest), scale, torch.nan)
+
+
+def normalizer(P: Tensor) -> Tensor:
+    """The power of two that brings the largest entry of each group of P (g, ...) into [2, 4), shaped to multiply P."""
+    reach = exponent_reach(P.dtype)
+    largest = P.detach().abs().amax(tuple(range(1, P.dim())), keepdim=True)
+    exponent = (torch.frexp(largest).exponent - 2).clamp(-reach, reach)
+    return poisoned(power_of_two(-exponent, P.dtype), largest)

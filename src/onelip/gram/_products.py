@@ -1,6 +1,5 @@
 """Matrix products that accumulate into views, and the factor that the derivative multiplies with."""
 
-import torch
 from torch import Tensor
 
 

@@ -14,7 +14,7 @@ def self_correlation(P: Tensor) -> Tensor:
     with full_precision(P.device):
         if P.dim() == 3:
             return P.mT @ P
-        g, R, C, *taps = P.shape
+        g, _, C, *taps = P.shape
         # The input channels take the role of the batch; groups stay groups.
         signal = P.permute(2, 0, 1, *range(3, P.dim())).flatten(1, 2)  # (C, g * R, *k)
         kernel = P.transpose(1, 2).flatten(0, 1)  # (g * C, R, *k)

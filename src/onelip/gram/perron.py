@@ -1,8 +1,8 @@
 """Column weights that even out the row sums of a Gram operator: the right inverse of AOL.
 
 For W and its symmetric matrix T of absolute Gram entries let s > 0 be the Perron vector, T s = rho s. Then the row sums
-of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer, up to one factor. It is 1 for
-every weight that AOL can produce, because T has Perron root 1 there. Where T splits into blocks (groups of channels
+of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer, up to one factor. It is 1
+for every weight that AOL can produce, because T has Perron root 1 there. Where T splits into blocks (groups of channels
 that never meet) AOL treats them apart, and each block has its own rho.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onelip._precision import full_precision
-from onelip.gram._floats import column_exponents, power_of_two
+from onelip.gram._floats import normalizer
 from onelip.gram.row_sums import algorithm, per_column
 
 _ITERATIONS = 2000
@@ -31,18 +31,18 @@ def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
     has not converged is still an admissible parameter.
     """
     blocks = _connected_blocks(_absolute_matrix(W))
-    W = W.double()
-    length = _column_lengths(W)
+    V = W.double() * normalizer(W.double())  # V and W are the same layer, but V's lengths do not underflow
+    length = _column_lengths(V)
     s = torch.ones_like(length)
     for _ in range(_FIXED_POINT_ITERATIONS):
-        factor = _column_lengths(rescale(W * per_column(s, W))) / length
+        factor = _column_lengths(rescale(V * per_column(s, V))) / length
         factor = torch.where(length > 0, factor, 1.0)
         top = _block_maximum(factor, blocks)
         if not bool((top > -_block_maximum(-factor, blocks) * (1 + 1e-12)).any()):
             break
         s = s / factor
         s = s / _block_maximum(s, blocks)
-    return W * per_column(s, W)
+    return W * per_column(s.to(W.dtype), W)
 
 
 def _column_lengths(W: Tensor) -> Tensor:
@@ -51,9 +51,7 @@ def _column_lengths(W: Tensor) -> Tensor:
 
 def _absolute_matrix(W: Tensor) -> Tensor:
     how, squeezed = algorithm(W.double())
-    largest = squeezed.abs().flatten(1).amax(1)[:, None]
-    scale = power_of_two(-column_exponents(largest), torch.float64)
-    squeezed = squeezed * scale.reshape(-1, *(1 for _ in squeezed.shape[1:]))
+    squeezed = squeezed * normalizer(squeezed)
     with full_precision(W.device):
         return how.absolute_matrix(how.lay_out(squeezed))
 

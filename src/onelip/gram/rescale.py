@@ -22,9 +22,17 @@ from torch import Tensor
 from torch.autograd import Function
 
 from onelip._precision import full_precision
-from onelip.gram._floats import column_exponents, exponent_reach, negligible, poisoned, power_of_two
+from onelip.gram._floats import column_exponents, negligible, normalizer, poisoned, power_of_two
 from onelip.gram.correlation import self_correlation
-from onelip.gram.row_sums import absolute_row_sums, algorithm, fold_into_groups, per_column
+from onelip.gram.row_sums import (
+    absolute_row_sums,
+    algorithm,
+    column_dots,
+    fold_into_groups,
+    per_column,
+    row_sums_and_signs,
+    signed_product,
+)
 
 
 def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tensor:
@@ -64,7 +72,7 @@ def one_step(P: Tensor) -> Tensor:
 
 
 class _OneStep(Function):
-    """`one_step` with no temporary that can be spared; second derivatives go through `one_step` itself."""
+    """`one_step` with no temporary that can be spared; second derivatives go through `_gradient`."""
 
     @staticmethod
     def forward(P: Tensor) -> tuple[Tensor, ...]:
@@ -92,8 +100,7 @@ class _OneStep(Function):
             return None
         P, signs, scale, v, root = ctx.saved_tensors
         if torch.is_grad_enabled():
-            with torch.enable_grad():
-                return torch.autograd.grad(one_step(P), P, g, create_graph=True)[0]
+            return _gradient(P, g)
         with full_precision(P.device):
             how, squeezed = algorithm(P)
             Q = how.lay_out(squeezed) * _last(scale, squeezed)
@@ -110,15 +117,26 @@ class _OneStep(Function):
         return fold_into_groups(info.batch_size, in_dims, _OneStep, *args)
 
 
+def _gradient(P: Tensor, g: Tensor) -> Tensor:
+    """What `_OneStep.backward` computes, in operations that can themselves be differentiated."""
+    exponent, scale = _column_scale(P)
+    v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
+    P = P * per_column(scale, P)
+    sums, signs = row_sums_and_signs(P, v)
+    root = _inverse_root(sums / v)
+    u = column_dots(g, P) * root.pow(3) * -0.5 / v
+    return (g * per_column(root, g) + signed_product(P, signs, u, v)) * per_column(scale, P)
+
+
 def _more_steps(P: Tensor, steps: int, q: Tensor | None) -> Tensor:
     # Higher powers mix the columns, so one power of two must serve all of them.
-    P = P * _normalizer(P)
+    P = P * normalizer(P)
     G, log2_scale = P, torch.zeros(P.shape[0], 1, dtype=P.dtype, device=P.device)
     for _ in range(steps - 1):
         G = self_correlation(G)
-        normalizer = _normalizer(G)
-        G = G * normalizer
-        log2_scale = 2 * log2_scale + torch.log2(normalizer.flatten(1))
+        scale = normalizer(G)
+        G = G * scale
+        log2_scale = 2 * log2_scale + torch.log2(scale.flatten(1))
     sums = absolute_row_sums(G) if q is None else absolute_row_sums(G * per_column(q, G)) / q.square()
     # G is 2^log2_scale times the power of P^T P that it stands for, and sums is made of its square.
     m = 2 ** (steps - 1)
@@ -140,14 +158,6 @@ def _column_scale(P: Tensor) -> tuple[Tensor, Tensor]:
     largest = largest.amax(2) if largest.dim() > 2 else largest
     exponent = column_exponents(largest)
     return exponent, poisoned(power_of_two(-exponent, P.dtype), largest)
-
-
-def _normalizer(P: Tensor) -> Tensor:
-    """The power of two that brings the largest entry of each group into [2, 4), shaped to multiply P."""
-    reach = exponent_reach(P.dtype)
-    largest = P.detach().abs().amax(tuple(range(1, P.dim())), keepdim=True)
-    exponent = (torch.frexp(largest).exponent - 2).clamp(-reach, reach)
-    return poisoned(power_of_two(-exponent, P.dtype), largest)
 
 
 def _last(v: Tensor, P: Tensor) -> Tensor:

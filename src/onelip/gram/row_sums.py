@@ -33,9 +33,13 @@ def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
         >>> absolute_row_sums(P)  # P^T P = [[1, 2], [2, 13]]
         tensor([[ 3., 15.]])
     """
-    w = P.new_ones(P.shape[0], P.shape[2]) if w is None else w.detach()
-    sums, _ = _RowSums.apply(P, w)
-    return sums
+    return row_sums_and_signs(P, P.new_ones(P.shape[0], P.shape[2]) if w is None else w.detach())[0]
+
+
+def row_sums_and_signs(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums (1), and the signs of A in the form that `signed_product` wants."""
+    sums, signs = _RowSums.apply(P, w)
+    return sums, signs
 
 
 def algorithm(P: Tensor) -> tuple[ModuleType, Tensor]:
@@ -61,7 +65,7 @@ class _RowSums(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
         P, w, signs = ctx.saved_tensors
-        return (None if grads[0] is None else _signed_product(P, signs, grads[0], w)), None
+        return (None if grads[0] is None else signed_product(P, signs, grads[0], w)), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:
@@ -90,12 +94,12 @@ class _SignedProduct(Function):
         (g,) = grads
         # E is symmetric, so it is its own adjoint in X. In u_c the two halves of E contribute one scalar product each,
         # with S v = sum_a sign[a, c] v_a written as a signed product for u = 1/2, w = 1.
-        grad_X = _signed_product(g, signs, u, w) if ctx.needs_input_grad[0] else None
+        grad_X = signed_product(g, signs, u, w) if ctx.needs_input_grad[0] else None
         grad_u = None
         if ctx.needs_input_grad[2]:
             half, one = torch.full_like(u, 0.5), torch.ones_like(u)
-            grad_u = _column_dots(g, _signed_product(X * per_column(w, X), signs, half, one))
-            grad_u = grad_u + _column_dots(X, _signed_product(g * per_column(w, g), signs, half, one))
+            grad_u = column_dots(g, signed_product(X * per_column(w, X), signs, half, one))
+            grad_u = grad_u + column_dots(X, signed_product(g * per_column(w, g), signs, half, one))
         return grad_X, None, grad_u, None
 
     @staticmethod
@@ -103,9 +107,10 @@ class _SignedProduct(Function):
         return fold_into_groups(info.batch_size, in_dims, _SignedProduct, *args)
 
 
-def _signed_product(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
+def signed_product(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
+    """X E(u) as in _SignedProduct: the derivative of <u, sums> with respect to P, at P = X."""
     result = _SignedProduct.apply(X, signs, u, w)
-    assert isinstance(result, Tensor)  # noqa: S101  for the type checker: apply has no type
+    assert isinstance(result, Tensor)
     return result
 
 
@@ -114,7 +119,7 @@ def per_column(v: Tensor, P: Tensor) -> Tensor:
     return v.reshape(v.shape[0], 1, v.shape[1], *(1 for _ in P.shape[3:]))
 
 
-def _column_dots(X: Tensor, Y: Tensor) -> Tensor:
+def column_dots(X: Tensor, Y: Tensor) -> Tensor:
     """<X[:, c], Y[:, c]> over rows and taps, shape (g, columns)."""
     return (X * Y).transpose(1, 2).flatten(2).sum(2)
 

@@ -1,4 +1,4 @@
-"""The one table of methods. Documentation, `onelip.constrain` and the contract test read it; adding a method is one line."""
+"""The one table of methods, read by `onelip.constrain`, the documentation and the contract test."""
 
 import difflib
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """AOL: almost-orthogonal layers.
 
-Citation: Bernd Prach, Christoph H. Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks",
-ECCV 2022. The generalisations: column weights q from Araujo et al., "A Unified Algebraic Perspective on Lipschitz Neural
-Networks" (SLL), ICLR 2023; several Gram steps from Delattre et al. (see `onelip.gram.rescale`); phases for strides and the
-right inverse are our own.
+Citation: Bernd Prach, Christoph H. Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz
+Networks", ECCV 2022. The generalisations: column weights q from Araujo et al., "A Unified Algebraic Perspective on
+Lipschitz Neural Networks" (SLL), ICLR 2023; several Gram steps from Delattre et al. (see `onelip.gram.rescale`); phases
+for strides and the right inverse are our own.
 
 Inequality: W = P diag(r)^(-1/2) with r_c = sum_j |P^T P|_cj has norm at most 1, P being the layer's linear operator.
 Assumes: zero padding of any amount, or circular padding of at most dilation * (kernel_size - 1) in total.

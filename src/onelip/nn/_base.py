@@ -33,34 +33,6 @@ class LipschitzModule(nn.Module):
         return 1.0
 
 
-# Coordinates are moved, kept or dropped, or each passes through a 1-Lipschitz function of its own.
-_ONE_LIPSCHITZ = (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ReLU, nn.Tanh)
-
-
-def constant_of(module: nn.Module) -> float:
-    """The constant that `module` states, or that follows for a plain `nn.Sequential` of such modules.
-
-    Raises:
-        UnknownLipschitzConstant: naming the module nobody vouches for.
-
-    Example:
-        >>> constant_of(nn.Sequential(nn.Flatten(), LipschitzModule()))
-        1.0
-    """
-    # Exact types: a subclass may have changed `forward`.
-    if type(module) in _ONE_LIPSCHITZ:
-        return 1.0
-    if type(module) is nn.Sequential:
-        return multiply_up(*(constant_of(child) for child in module))
-    constant = getattr(module, "lipschitz_constant", None)
-    if isinstance(constant, (int, float)):
-        return float(constant)
-    raise UnknownLipschitzConstant(
-        f"expected a module with a float attribute `lipschitz_constant`, got {type(module).__name__}; "
-        "use the layers of onelip, or wrap it in a LipschitzModule that states what you can prove"
-    )
-
-
 def multiply_up(*factors: float) -> float:
     """A float not below the real product of non-negative `factors`; exact where every factor is 1."""
     product = 1.0

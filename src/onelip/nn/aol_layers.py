@@ -5,12 +5,14 @@ Each class only repeats the signature of its torch.nn namesake and adds AOL's op
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from onelip.methods.aol import Side, aol, find_aol, original_of
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 
 class _AOLLayer(nn.Module):
@@ -79,7 +81,7 @@ class AOLLinear(_AOLLayer, nn.Linear):
 
 
 class AOLConv1d(_AOLLayer, nn.Conv1d):
-    """`torch.nn.Conv1d` with Lipschitz constant at most 1: zero padding, or circular up to dilation * (kernel_size - 1)."""
+    """`torch.nn.Conv1d` with Lipschitz constant at most 1, for zero padding and for moderate circular padding."""
 
     plain_class = nn.Conv1d
 
@@ -93,7 +95,7 @@ class AOLConv1d(_AOLLayer, nn.Conv1d):
         dilation: int | tuple[int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -110,7 +112,7 @@ class AOLConv1d(_AOLLayer, nn.Conv1d):
 
 
 class AOLConv2d(_AOLLayer, nn.Conv2d):
-    """`torch.nn.Conv2d` with Lipschitz constant at most 1: zero padding, or circular up to dilation * (kernel_size - 1)."""
+    """`torch.nn.Conv2d` with Lipschitz constant at most 1, for zero padding and for moderate circular padding."""
 
     plain_class = nn.Conv2d
 
@@ -124,7 +126,7 @@ class AOLConv2d(_AOLLayer, nn.Conv2d):
         dilation: int | tuple[int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -141,7 +143,7 @@ class AOLConv2d(_AOLLayer, nn.Conv2d):
 
 
 class AOLConv3d(_AOLLayer, nn.Conv3d):
-    """`torch.nn.Conv3d` with Lipschitz constant at most 1: zero padding, or circular up to dilation * (kernel_size - 1)."""
+    """`torch.nn.Conv3d` with Lipschitz constant at most 1, for zero padding and for moderate circular padding."""
 
     plain_class = nn.Conv3d
 
@@ -155,7 +157,7 @@ class AOLConv3d(_AOLLayer, nn.Conv3d):
         dilation: int | tuple[int, int, int] = 1,
         groups: int = 1,
         bias: bool = True,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -187,7 +189,7 @@ class AOLConvTranspose1d(_AOLLayer, nn.ConvTranspose1d):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int] = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -229,7 +231,7 @@ class AOLConvTranspose2d(_AOLLayer, nn.ConvTranspose2d):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, int] = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,
@@ -271,7 +273,7 @@ class AOLConvTranspose3d(_AOLLayer, nn.ConvTranspose3d):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, int, int] = 1,
-        padding_mode: str = "zeros",
+        padding_mode: PaddingMode = "zeros",
         device: Any = None,
         dtype: Any = None,
         *,

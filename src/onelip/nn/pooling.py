@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
@@ -115,6 +114,7 @@ class ConcatenationPool2d(_ConcatenationPool):
     """Windows become channels: (n, c, h, w) to (n, c k², h/k, w/k), channels in the order of torch's pixel_unshuffle.
 
     Example:
+        >>> import torch
         >>> ConcatenationPool2d(2)(torch.arange(4.0).view(1, 1, 2, 2)).flatten()
         tensor([0., 1., 2., 3.])
     """
@@ -168,6 +168,7 @@ class LipschitzAvgPool2d(_LipschitzAvgPool):
     """Average over windows of (n, c, h, w), times the factor that makes the norm 1; global if kernel_size is None.
 
     Example:
+        >>> import torch
         >>> layer = LipschitzAvgPool2d(2)  # mean times 2
         >>> layer(torch.ones(1, 1, 2, 2)), layer.scale
         (tensor([[[[2.]]]]), 2.0)
@@ -248,6 +249,7 @@ class L2Pool2d(_L2Pool):
     Right for tiny and huge values, and with gradient 0 where a window is 0.
 
     Example:
+        >>> import torch
         >>> L2Pool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]]))
         tensor([[[[5.]]]])
     """

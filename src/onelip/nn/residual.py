@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onelip.nn._base import LipschitzModule, constant_of
+from onelip.nn._base import LipschitzModule
 
 
 class ConvexResidual(LipschitzModule):
@@ -53,6 +53,8 @@ class ConvexResidual(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
+        from onelip.bounds.modules import constant_of  # which knows all layers, this one too
+
         branch = constant_of(self.branch)
         if branch == 1.0:
             return 1.0
