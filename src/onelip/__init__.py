@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from onelip._version import __version__
 
 if TYPE_CHECKING:
-    from onelip import nn, testing
+    from onelip import models, nn, testing
     from onelip._constrain import constrain
     from onelip._summary import Summary, summary
     from onelip.export import NonFiniteWeight, bake
     from onelip.geometry import UnsupportedLayer
     from onelip.methods._registry import list_methods
     from onelip.methods.aol import AOL, aol
+    from onelip.models import create_model, list_models
 
 _WHERE = {
     "AOL": "onelip.methods.aol",
@@ -30,7 +31,10 @@ _WHERE = {
     "aol": "onelip.methods.aol",
     "bake": "onelip.export",
     "constrain": "onelip._constrain",
+    "create_model": "onelip.models",
     "list_methods": "onelip.methods._registry",
+    "list_models": "onelip.models",
+    "models": "onelip.models",
     "nn": "onelip.nn",
     "summary": "onelip._summary",
     "testing": "onelip.testing",
@@ -45,7 +49,10 @@ __all__ = [
     "aol",
     "bake",
     "constrain",
+    "create_model",
     "list_methods",
+    "list_models",
+    "models",
     "nn",
     "summary",
     "testing",

@@ -120,5 +120,8 @@ def _links(module: nn.Module) -> Iterator[nn.Module]:
 
 def _title(module: nn.Module) -> str:
     kind = parametrize.type_before_parametrizations(module).__name__
-    weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) else None
-    return kind if weight is None else f"{kind} {'x'.join(str(n) for n in weight.shape)}"
+    if isinstance(module, nn.Linear):
+        return f"{kind} {module.in_features} -> {module.out_features}"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return f"{kind} {module.in_channels} -> {module.out_channels}, {'x'.join(map(str, module.kernel_size))}"
+    return kind

@@ -1,7 +1,7 @@
 """Batches from memory: uint8 until its turn, an order that can be saved and gone on with, a share for each process.
 
-The random numbers of an epoch (the order, then the augmentation of each global batch) come from one generator and do not
-depend on the number of processes: process r of R gets its part of the same global batches, changed in the same way.
+The random numbers of an epoch (the order, then the augmentation of each global batch) come from one generator and do
+not depend on the number of processes: process r of R gets its part of the same global batches, changed the same way.
 """
 
 from collections.abc import Iterator

@@ -120,7 +120,7 @@ class _Reader:
         arguments, function = self.stack.pop(), self.stack.pop()
         if function == _Global(_RECONSTRUCT) and arguments[0] == _Global(_NDARRAY):
             self.stack.append(_Array())
-        elif function == _Global(_DTYPE) and bytes(arguments[0]) == b"u1":
+        elif function == _Global(_DTYPE) and arguments[0] == b"u1":
             self.stack.append(_Dtype())
         else:
             raise ValueError("a call that no CIFAR batch has")

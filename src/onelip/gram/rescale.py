@@ -46,7 +46,7 @@ def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tenso
         log_q: logarithms of the weights q (g, columns); None is q = 1.
 
     Example:
-        >>> P = torch.tensor([[[3.0, 0.0], [0.0, 1e-30]]])
+        >>> P = torch.tensor([[[3.0, 0.0], [0.0, 1e-15]]])
         >>> rescaled(P)
         tensor([[[1., 0.],
                  [0., 1.]]])

@@ -20,18 +20,18 @@ def orthogonal_columns(rows: int, columns: int, *, generator: torch.Generator | 
         >>> torch.allclose((W.T @ W).abs().sum(1), torch.ones(8, dtype=torch.float64))
         True
     """
-    basis = _random_orthogonal(rows, generator)
+    basis = _orthonormal(rows, min(rows, columns), generator)
     if columns <= rows:
-        return basis[:, :columns]
+        return basis
     # Every member once or more, as evenly as possible, in random order; a member used n times is divided by sqrt(n).
     member = torch.arange(columns)[torch.randperm(columns, generator=generator)] % rows
     count = torch.bincount(member, minlength=rows)
     return basis[:, member] / count[member].sqrt()
 
 
-def _random_orthogonal(n: int, generator: torch.Generator | None) -> Tensor:
-    """Uniform over the orthogonal group: QR of a Gaussian matrix with the signs of R's diagonal made positive."""
-    gaussian = torch.randn(n, n, dtype=torch.float64, generator=generator)
+def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
+    """Uniformly distributed: QR of a Gaussian matrix with the signs of R's diagonal made positive."""
+    gaussian = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
     Q, R = torch.linalg.qr(gaussian)
     return Q * R.diagonal().sign()
 

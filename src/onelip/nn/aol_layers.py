@@ -57,7 +57,7 @@ class AOLLinear(_AOLLayer, nn.Linear):
 
     Example:
         >>> layer = AOLLinear(64, 10, side="auto")
-        >>> float(torch.linalg.matrix_norm(layer.weight, 2)) <= 1 + 1e-6
+        >>> bool(torch.linalg.matrix_norm(layer.weight, 2) <= 1 + 1e-6)
         True
     """
 

@@ -1,4 +1,4 @@
-"""What every method promises, as one table of checks over hypothesis-made layers (DESIGN: "the contract of a method")."""
+"""What every method promises, as one table of checks that run over hypothesis-made layers."""
 
 import copy
 import math

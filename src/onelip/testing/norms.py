@@ -48,8 +48,8 @@ def exact_norm(layer: nn.Module, input_shape: Sequence[int]) -> float:
 def rounding_allowance(jacobian: Tensor, dtype: torch.dtype) -> float:
     """How far rounding a weight to `dtype` can move the norm of its layer, and the arithmetic on the way to it with it.
 
-    Each entry W moves by at most u |W|, so the norm by at most u || |J| ||. The rescaling itself is wrong by some units in
-    the last place; ten of them are granted. For float64 this is some 1e-15.
+    Each entry W moves by at most u |W|, so the norm by at most u || |J| ||. The rescaling itself is wrong by some units
+    in the last place; ten of them are granted. For float64 this is some 1e-15.
     """
     unit = torch.finfo(dtype).eps / 2
     entrywise = float(torch.linalg.matrix_norm(jacobian.abs(), 2)) if jacobian.numel() else 0.0

@@ -1,0 +1,222 @@
+"""The verb for a whole model, and what it says."""
+
+import pytest
+import torch
+from torch import nn
+
+import onelip
+from onelip.bounds.modules import vouch
+from onelip.methods.aol import find_aol
+
+
+def mixed():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.LayerNorm(128),
+        nn.Linear(128, 10),
+    )
+
+
+def test_constrains_what_it_can_and_says_the_rest(capsys):
+    model = mixed()
+    assert onelip.constrain(model) is model
+    said = capsys.readouterr().out
+    assert find_aol(model[0]) is not None
+    assert find_aol(model[7]) is not None
+    assert find_aol(model[3]) is None
+    assert onelip.summary(model).not_vouched == ["3", "6"]
+    assert "NOT vouched for: 2 of 8 modules (3, 6)" in said
+    assert "left as it was, 3: expected zero or circular padding" in said
+    assert "advice for 7: side='outputs'" in said
+    assert "own deviation" in said
+
+
+def test_a_chain_gets_its_product():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.LeakyReLU(2.0), nn.Linear(4, 3)), nn.Sigmoid())
+    onelip.constrain(model, verbose=False, lipschitz=3.0)
+    summary = onelip.summary(model)
+    assert summary.constant == pytest.approx(3 * 2 * 3 * 0.25)
+    assert "at most 4.5" in str(summary)
+
+
+def test_own_forward_is_not_vouched_for_as_a_whole():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.gain = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return x + self.gain * self.layer(x)
+
+    summary = onelip.summary(onelip.constrain(Residual(), verbose=False))
+    assert summary.constant is None
+    assert summary.not_vouched == [""]
+    assert "uses parameters of its own in forward: gain" in str(summary)
+
+
+def test_a_module_used_twice_is_no_chain():
+    layer = onelip.nn.AOLLinear(3, 3, lipschitz=2.0)
+    summary = onelip.summary(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer)))
+    assert summary.constant is None
+    assert "is not looked at" in str(summary)
+
+
+def test_root_may_be_the_layer():
+    layer = onelip.constrain(nn.Linear(3, 4), verbose=False)
+    assert find_aol(layer) is not None
+    assert "(model)" in str(onelip.summary(layer))
+
+
+def test_strict_raises_before_anything_changes():
+    model = mixed()
+    with pytest.raises(onelip.UnsupportedLayer, match="nothing was changed"):
+        onelip.constrain(model, strict=True)
+    assert find_aol(model[0]) is None
+
+
+def test_bad_options_raise_before_anything_changes():
+    model = mixed()
+    with pytest.raises(ValueError, match="expected side"):
+        onelip.constrain(model, side="rows")
+    assert find_aol(model[0]) is None
+    with pytest.raises(TypeError, match="colour"):
+        onelip.constrain(model, colour="blue")
+    assert find_aol(model[0]) is None
+
+
+def test_skip_by_name_and_pattern():
+    model = mixed()
+    onelip.constrain(model, skip=["7"], verbose=False)
+    assert find_aol(model[7]) is None
+    onelip.constrain(model, skip="*", verbose=False)
+    assert find_aol(model[7]) is None
+    with pytest.raises(ValueError, match="matches none"):
+        onelip.constrain(model, skip=["head"])
+
+
+def test_twice_changes_nothing():
+    model = onelip.constrain(mixed(), verbose=False)
+    weight = model[0].weight.detach().clone()
+    onelip.constrain(model, verbose=False)
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_tied_weights_are_left_alone(capsys):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    onelip.constrain(model)
+    assert "shared with another module" in capsys.readouterr().out
+    assert find_aol(model[0]) is None
+    assert model[1].weight is model[0].weight
+
+
+def test_unknown_method_names_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'aol'"):
+        onelip.constrain(mixed(), "aoll")
+
+
+def test_residual_shows_its_branch_without_counting_it_twice():
+    branch = nn.Sequential(onelip.nn.AOLLinear(4, 4, lipschitz=0.5), onelip.nn.MaxMin())
+    model = nn.Sequential(onelip.nn.ConvexResidual(branch, alpha=0.5, learnable=False), onelip.nn.AOLLinear(4, 4))
+    summary = onelip.summary(model)
+    assert "  AOLLinear" in str(summary)
+    assert summary.constant == pytest.approx(0.75)
+
+
+# Each rule beside the steepest slope found by sampling, which must not exceed it and comes near where the rule is tight.
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Tanhshrink(), nn.Softplus(),
+        nn.LogSigmoid(), nn.CELU(0.3), nn.Softshrink(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.Hardswish(),
+        nn.SELU(), nn.LeakyReLU(3.0), nn.PReLU(init=-2.0), nn.ELU(2.0),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_constants_of_activations(module):
+    x = torch.linspace(-12, 12, 400001, dtype=torch.float64, requires_grad=True)
+    module = module.double()
+    (slope,) = torch.autograd.grad(module(x).sum(), x)
+    constant = vouch(module).constant
+    assert constant is not None
+    assert slope.abs().max() <= constant
+    assert slope.abs().max() >= constant * 0.99
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.AvgPool2d(2), (1, 4, 4)),
+        (nn.AvgPool2d(3, stride=1, padding=1), (1, 5, 5)),
+        (nn.AvgPool1d(3, stride=2), (1, 9)),
+        (nn.AvgPool3d(2, stride=1), (1, 3, 3, 3)),
+        (nn.AdaptiveAvgPool2d(1), (2, 3, 4)),
+        (nn.ZeroPad2d(1), (1, 3, 3)),
+        (nn.PixelUnshuffle(2), (1, 4, 4)),
+    ],
+    ids=str,
+)
+def test_constants_of_linear_modules(module, shape):
+    constant = vouch(module).constant
+    assert constant is not None
+    assert onelip.testing.exact_norm(module, shape) <= constant * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1), nn.MaxPool1d(3, 2, dilation=2)], ids=str
+)
+def test_constants_of_max_pooling(module):
+    """A single bright pixel appears in every window it lies in."""
+    torch.manual_seed(0)
+    dims = 1 if isinstance(module, nn.MaxPool1d) else 2
+    x = torch.zeros(1, *(9,) * dims, dtype=torch.float64)
+    worst = 0.0
+    for index in range(x.numel()):
+        bright = x.clone()
+        bright.view(-1)[index] = 1
+        worst = max(worst, float((module(bright) - module(x)).norm()))
+    constant = vouch(module).constant
+    assert constant is not None
+    assert worst == pytest.approx(constant)
+
+
+def test_batch_norm_in_eval():
+    norm = nn.BatchNorm1d(3).double()
+    norm(torch.randn(50, 3, dtype=torch.float64) * torch.tensor([0.1, 1.0, 5.0]))
+    norm.eval()
+    jacobian = torch.autograd.functional.jacobian(norm, torch.zeros(1, 3, dtype=torch.float64)).reshape(3, 3)
+    constant = vouch(norm).constant
+    assert constant is not None
+    assert torch.linalg.matrix_norm(jacobian, 2) <= constant <= torch.linalg.matrix_norm(jacobian, 2) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.LayerNorm(3),
+        nn.InstanceNorm2d(3),
+        nn.ReflectionPad2d(1),
+        nn.Linear(2, 2),
+        nn.Softmax2d(),
+        nn.AvgPool2d(2, padding=1, count_include_pad=False),
+        nn.AdaptiveAvgPool2d(3),
+        nn.BatchNorm2d(2, track_running_stats=False),
+    ],
+    ids=str,
+)
+def test_nobody_vouches(module):
+    assert vouch(module).constant is None
+
+
+def test_subclasses_are_not_trusted():
+    class Steep(nn.ReLU):
+        def forward(self, x):
+            return 100 * super().forward(x)
+
+    assert vouch(Steep()).constant is None
