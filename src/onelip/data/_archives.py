@@ -28,7 +28,7 @@ def read_file(path: Path, cap: int = OFFICIAL_CAP) -> bytes:
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw
+        stream = gzip.GzipFile(fileobj=raw) if packed else raw
         try:
             content = stream.read(cap + 1)
         except _DAMAGED as error:
@@ -115,7 +115,7 @@ def _too_large(path: Path, cap: int) -> DataError:
 class _Counted(io.RawIOBase):
     """A stream for reading that refuses to give more than `cap` bytes altogether."""
 
-    def __init__(self, stream: IO[bytes], path: Path, cap: int) -> None:
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, path: Path, cap: int) -> None:
         self._stream, self._path, self._cap, self._given = stream, path, cap, 0
 
     def readable(self) -> bool:

@@ -1,8 +1,8 @@
 """Downloads the official files: resumes, verifies, and puts a file in its place only when it is whole and right.
 
-A download goes to "<file>.part" beside its target. Whatever stops it, the part stays and the next call goes on from there
-(HTTP Range), or starts again if the server cannot. When the checksum is right the part is renamed: a file that has its name
-is always whole. Nothing is unpacked.
+A download goes to "<file>.part" beside its target. Whatever stops it, the part stays and the next call goes on from
+there (HTTP Range), or starts again if the server cannot. When the checksum is right the part is renamed: a file that
+has its name is always whole. Nothing is unpacked.
 """
 
 import errno
@@ -74,19 +74,31 @@ def _fetch_file(
         if target.is_file() and file_matches(target, file.digest):
             return target
         with part.open("ab") as out, _only_one(out, part):
-            failures = []
-            for base in bases:
-                address = base.rstrip("/") + "/" + file.name
-                try:
-                    _download_verified(address, file, out, part, progress, cap, timeout)
-                except (FetchError, ChecksumError) as error:
-                    failures.append(str(error))
-                    continue
-                os.replace(part, target)
-                return target
+            failures = _try_each(file, out, part, bases, progress, cap, timeout)
+            empty = _size(out) == 0
+        if not failures:
+            os.replace(part, target)
+            return target
+        if empty:
+            part.unlink()
     except OSError as error:
         raise _disk_error(error, folder) from error
-    raise FetchError("\n".join(failures))
+    raise failures[0] if len(failures) == 1 else FetchError("\n".join(map(str, failures)))
+
+
+def _try_each(
+    file: File, out: IO[bytes], part: Path, bases: tuple[str, ...], progress: Progress | None, cap: int, timeout: float
+) -> list[DataError]:
+    """Download from the first server that has the file; what went wrong, or nothing."""
+    failures: list[DataError] = []
+    for base in bases:
+        try:
+            _download_verified(f"{base.rstrip('/')}/{file.name}", file, out, part, progress, cap, timeout)
+        except (FetchError, ChecksumError) as error:
+            failures.append(error)
+        else:
+            return []
+    return failures
 
 
 def _download_verified(
@@ -102,8 +114,8 @@ def _download_verified(
         size = _size(out)
         out.truncate(0)
         raise ChecksumError(
-            f"{address}: expected a file with {file.digest}, got another one of {size} bytes; it was deleted. The server "
-            "may have answered with an error page: look at the address in a browser, or give another server's address"
+            f"{address}: expected a file with {file.digest}, got another one of {size} bytes; it was deleted. The "
+            "server may have answered with an error page: look at the address in a browser, or give another server's"
         )
     os.fsync(out.fileno())
 
@@ -138,7 +150,7 @@ def _download(address: str, name: str, out: IO[bytes], progress: Progress | None
         out.flush()
         if total is not None and have < total:
             raise FetchError(
-                f"{address}: expected {total} bytes, got {have} before the server stopped; fetch again to go on from there"
+                f"{address}: expected {total} bytes, got {have}, then the server stopped; fetch again to go on"
             )
 
 
@@ -157,7 +169,7 @@ def _open(address: str, have: int, timeout: float) -> Iterator[HTTPResponse | No
             yield None
             return
         raise FetchError(f"{address}: expected the file, got HTTP {error.code} {error.reason}") from error
-    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
+    except (HTTPException, OSError) as error:
         raise FetchError(f"{address}: expected a server, got no connection ({error}); go on later") from error
     with response:
         yield response
@@ -167,7 +179,7 @@ def _chunks(response: HTTPResponse, address: str) -> Iterator[bytes]:
     try:
         while chunk := response.read(_CHUNK):
             yield chunk
-    except (HTTPException, TimeoutError, ConnectionError) as error:
+    except (HTTPException, OSError) as error:  # of the network: writing happens outside this generator
         raise FetchError(f"{address}: the connection broke ({error!r}); fetch again to go on from there") from error
 
 

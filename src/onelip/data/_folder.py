@@ -3,8 +3,8 @@
     images/train/cat/*.png   images/train/dog/*.png   images/test/cat/*.png   images/test/dog/*.png
 or  images/cat/*.png   images/dog/*.png               (a fifth of every class is then held out for testing)
 
-Classes are numbered in the alphabetical order of their folders, images ordered by name. If all images are grey, there is
-one channel, else three.
+Classes are numbered in the alphabetical order of their folders, images ordered by name. If all images are grey, there
+is one channel, else three.
 """
 
 import os
@@ -36,11 +36,8 @@ def load_folder(
     held = [name for name in _TEST_FOLDERS if (path / name).is_dir()]
     if (path / "train").is_dir() and held:
         classes = _classes(path / "train")
-        extra = set(_classes(path / held[0])) - set(classes)
-        if extra:
-            raise DataError(
-                f"{path / held[0]}: expected the classes of {path / 'train'}, got also {sorted(extra)[0]!r}"
-            )
+        if extra := sorted(set(_classes(path / held[0])) - set(classes)):
+            raise DataError(f"{path / held[0]}: expected the classes of {path / 'train'}, got also {extra[0]!r}")
         train_files, test_files = (_files(path / part, classes) for part in ("train", held[0]))
         images, labels = _read_all([*train_files, *test_files], cap)
         train, test = np.arange(len(train_files)), np.arange(len(train_files), len(labels))

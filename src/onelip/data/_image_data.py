@@ -67,7 +67,7 @@ class ImageData:
             digest.update(f"\n{tensor.dtype} {tuple(tensor.shape)}\n".encode())
             # Little endian whatever the machine, so that the fingerprint travels with a run.
             array = tensor.contiguous().numpy()
-            digest.update(array if array.dtype == np.uint8 else array.astype("<i8"))
+            digest.update((array if array.dtype == np.uint8 else array.astype("<i8")).data)
         return digest.hexdigest()
 
     def __repr__(self) -> str:
@@ -95,13 +95,18 @@ def image_data_from_arrays(
     """Make the record of numpy arrays; labels may have any integer type."""
     return ImageData(
         name=name,
-        train_images=torch.from_numpy(np.ascontiguousarray(train[0])),
+        train_images=_own_tensor(train[0]),
         train_labels=torch.from_numpy(train[1].astype(np.int64)),
-        test_images=torch.from_numpy(np.ascontiguousarray(test[0])),
+        test_images=_own_tensor(test[0]),
         test_labels=torch.from_numpy(test[1].astype(np.int64)),
         class_names=tuple(class_names),
         source=source,
     )
+
+
+def _own_tensor(array: np.ndarray) -> Tensor:
+    """Contiguous and writable: torch wants both, and arrays made of a file's bytes are read-only."""
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def check_images_and_labels(images: Tensor, labels: Tensor, what: str) -> None:
@@ -124,6 +129,6 @@ def _check_range(labels: Tensor, classes: int, what: str) -> None:
     if low < 0 or high >= classes:
         where = int(((labels < 0) | (labels >= classes)).nonzero()[0])
         raise DataError(
-            f"{what}: expected labels 0 to {classes - 1} ({classes} classes), got {int(labels[where])} at index {where}; "
-            "number the classes from 0 and name each of them"
+            f"{what}: expected labels 0 to {classes - 1} ({classes} classes), got {int(labels[where])} at index {where}"
+            "; number the classes from 0 and name each of them"
         )

@@ -29,8 +29,8 @@ def load_data(
         name_or_path: one of `list_data()`; or a path: an .npz file, a folder of images by class, or the files of one of
             the official data sets, as a folder or an archive.
         root: where to look for a data set named; see `data_places` for where without it.
-        digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…") in place of the official ones,
-            for samples in the official formats. A file that is not in this table is refused.
+        digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…") in place of the official
+            ones, for samples in the official formats. A file that is not in this table is refused.
 
     Example:
         >>> load_data("digits")
@@ -132,8 +132,8 @@ def _read_verified(
         if digests is None and file.size is not None and len(content) < file.size:
             size = f"only {len(content)} of {file.size} bytes: it is truncated"
         raise ChecksumError(
-            f"{path}: expected the file {file.name} of {official.name} with {expected}, got another one ({size}); delete "
-            f"it and get it again (`onelip data fetch {official.name}`)"
+            f"{path}: expected the file {file.name} of {official.name} with {expected}, got another one ({size}); "
+            f"delete it and get it again (`onelip data fetch {official.name}`)"
         )
     return contents
 

@@ -1,8 +1,8 @@
 """The table of official data sets: files, checksums, addresses, class names. Nothing here reads anything.
 
-Checksums are of the unpacked files, so that a copy that somebody packed again is still recognised. SHA-256 where the file
-itself was at hand and had the published MD5; else the published MD5. Those of CIFAR-100's .bin files are published nowhere
-official, and come from one public copy of the archive: where they do not fit, the archive's own MD5 decides.
+Checksums are of the unpacked files, so that a copy that somebody packed again is still recognised. SHA-256 where the
+file itself was at hand and had the published MD5; else the published MD5. Those of CIFAR-100's .bin files are published
+nowhere official and come from a public program that reads them: where they do not fit, the archive's own MD5 decides.
 """
 
 from dataclasses import dataclass

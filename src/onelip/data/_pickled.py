@@ -2,8 +2,8 @@
 
 A pickle is a program for a stack machine; `pickle.load` runs it, and it may call anything. The CIFAR batches (Python 2,
 protocol 2) are dictionaries of strings, lists of small numbers and strings, and one uint8 array. This reader knows the
-opcodes that make those and no others. Global names are never imported: the three that numpy arrays of that time need are
-compared as text, and all that can come of them is `np.frombuffer`.
+opcodes that make those and no others. Global names are never imported: the three that numpy arrays of that time need
+are compared as text, and all that can come of them is `np.frombuffer`.
 """
 
 import struct
@@ -42,8 +42,8 @@ def read_pickled_dict(content: bytes, what: str) -> dict[str, Any]:
         value = _Reader(content).run()
     except (IndexError, struct.error, KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(
-            f"{what}: expected a CIFAR batch as its authors pickled it, got {error or type(error).__name__}; nothing of "
-            "it was executed. Get the official archive, best the binary version"
+            f"{what}: expected a CIFAR batch as its authors pickled it, got {error or type(error).__name__}; nothing "
+            "of it was executed. Get the official archive, best the binary version"
         ) from error
     return value
 

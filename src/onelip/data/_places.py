@@ -1,7 +1,7 @@
 """Where data sets are looked for, and what is there.
 
-A `root` that is given is the only place. Without one: the directory that the environment variable ONELIP_DATA names, then
-$XDG_CACHE_HOME/onelip/data, which is ~/.cache/onelip/data if that variable is not set. Downloads go to the first of them.
+A `root` that is given is the only place. Without one: the directory that the environment variable ONELIP_DATA names,
+then $XDG_CACHE_HOME/onelip/data, which is ~/.cache/onelip/data if that variable is not set. Downloads go to the first.
 """
 
 import os

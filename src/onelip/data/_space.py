@@ -1,7 +1,7 @@
 """Rotation, translation and flip with the meaning of Keras' `RandomRotation` and `RandomTranslation` layers.
 
-Bilinear interpolation; outside the image it continues mirrored about its edge (d c b a | a b c d | d c b a), which Keras
-calls 'reflect' and torch reflection with align_corners=False. All take float images (N, C, H, W) and N amounts.
+Bilinear interpolation; outside the image it continues mirrored about its edge (d c b a | a b c d | d c b a), which
+Keras calls 'reflect' and torch reflection with align_corners=False. All take float images (N, C, H, W) and N amounts.
 """
 
 import torch

@@ -64,10 +64,9 @@ def column_weights(log_q: Tensor) -> Tensor:
 
 def one_step(P: Tensor) -> Tensor:
     """(2) for t = 1 and q = 1, written out: what the fused function below computes, differentiable to any order."""
-    exponent, scale = _column_scale(P)
+    scale, v = _column_scale(P.movedim(2, -1))
     P = P * per_column(scale, P)
     # With P = P' diag(v): r_c = v_c sum_a |G'_ca| v_a, so AOL of P is P' diag(sum_a |G'_ca| v_a / v_c)^(-1/2).
-    v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
     return P * per_column(_inverse_root(absolute_row_sums(P, v) / v), P)
 
 
@@ -77,13 +76,12 @@ class _OneStep(Function):
     @staticmethod
     def forward(P: Tensor) -> tuple[Tensor, ...]:
         with full_precision(P.device):
-            exponent, scale = _column_scale(P)
-            v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
+            how, squeezed = algorithm(P)
+            Q = how.lay_out(squeezed)
+            scale, v = _column_scale(Q)
+            sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
+            root = _inverse_root(sums / v)
             W = P * per_column(scale, P)
-            how, squeezed = algorithm(W)
-            sums, signs = how.weighted_sums(how.lay_out(squeezed), v)
-            sums /= v
-            root = _inverse_root(sums)
             W *= per_column(root, W)
         return W, signs, scale, v, root
 
@@ -103,13 +101,14 @@ class _OneStep(Function):
             return _gradient(P, g)
         with full_precision(P.device):
             how, squeezed = algorithm(P)
-            Q = how.lay_out(squeezed) * _last(scale, squeezed)
+            Q = how.lay_out(squeezed)
+            Q = Q * _last(scale, Q)
             target = how.lay_out(algorithm(g)[1])
             # W = P' root(s / v): the gradient of each sum s is <g_c, P'_c> root'(s_c / v_c) / v_c, root' = -root^3 / 2.
             u = (target * Q).flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
-            target = target * _last(root, squeezed)
+            target = target * _last(root, Q)
             how.add_signed_product(target, Q, signs, u, v)
-            target *= _last(scale, squeezed)
+            target *= _last(scale, Q)
             return how.lay_back(target).reshape(P.shape)
 
     @staticmethod
@@ -119,8 +118,7 @@ class _OneStep(Function):
 
 def _gradient(P: Tensor, g: Tensor) -> Tensor:
     """What `_OneStep.backward` computes, in operations that can themselves be differentiated."""
-    exponent, scale = _column_scale(P)
-    v = power_of_two(exponent - exponent.amax(1, keepdim=True), P.dtype)
+    scale, v = _column_scale(P.movedim(2, -1))
     P = P * per_column(scale, P)
     sums, signs = row_sums_and_signs(P, v)
     root = _inverse_root(sums / v)
@@ -150,16 +148,15 @@ def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
     return torch.where(sums == 0, torch.zeros_like(root), root)
 
 
-def _column_scale(P: Tensor) -> tuple[Tensor, Tensor]:
-    """Exponents e and scales 2^-e (g, columns) that bring each column to about one; see column_exponents."""
-    P = P.detach()
-    # Taps last: torch reduces one axis at a time much faster than two that are not neighbours.
-    largest = torch.maximum(P.amax(1), -P.amin(1)).flatten(2) if P.dim() > 3 else torch.maximum(P.amax(1), -P.amin(1))
-    largest = largest.amax(2) if largest.dim() > 2 else largest
+def _column_scale(Q: Tensor) -> tuple[Tensor, Tensor]:
+    """For a laid-out kernel Q (g, ..., columns): scales 2^-e that bring each column to about one, and v = 2^(e - max e)."""
+    rows = Q.detach().flatten(1, -2)
+    largest = torch.maximum(rows.amax(1), -rows.amin(1))
     exponent = column_exponents(largest)
-    return exponent, poisoned(power_of_two(-exponent, P.dtype), largest)
+    scale = poisoned(power_of_two(-exponent, Q.dtype), largest)
+    return scale, power_of_two(exponent - exponent.amax(1, keepdim=True), Q.dtype)
 
 
-def _last(v: Tensor, P: Tensor) -> Tensor:
-    """Shape (g, columns) -> (g, 1, ..., columns) to multiply the laid-out form of P."""
-    return v.reshape(v.shape[0], *(1 for _ in P.shape[2:]), v.shape[1])
+def _last(v: Tensor, Q: Tensor) -> Tensor:
+    """Shape (g, columns) -> (g, 1, ..., columns) to multiply a laid-out kernel Q (g, ..., columns)."""
+    return v.reshape(v.shape[0], *(1 for _ in Q.shape[2:]), v.shape[1])
