@@ -1,6 +1,7 @@
-"""The rescaling alone, forward and backward: ours against the ways others compute it, under automatic differentiation."""
+"""The rescaling alone, forward and backward: ours against how others compute it, with torch's own derivatives."""
 
 import argparse
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +43,10 @@ def main() -> None:
         def both(function, P=P, g=g):
             return lambda: torch.autograd.grad(function(P), P, g)
 
-        ways = {"onelip": both(lambda P: rescaled(P[None])[0]), "self-convolution": both(self_convolution)}
+        ways: dict[str, Callable[[], object]] = {
+            "onelip": both(lambda P: rescaled(P[None])[0]),
+            "self-convolution": both(self_convolution),
+        }
         if len(shape) == 2:
             ways["matrix product"] = both(matrix_product)
         times = interleaved(ways, rounds if P.numel() < 2e6 else max(3, rounds // 4))

@@ -24,7 +24,7 @@ def training_step(network: str, batch: int):
     """A function that makes one step, and leaves nothing to be prepared for the next."""
     torch.manual_seed(0)
     model: nn.Module = onelip.create_model("aol-small", method=None if network == "plain" else "aol")
-    model = model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  torch has no type for it
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True)
     images = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,))

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_data_samples import IDX, CifarSample, IdxSample, cifar_python, idx, random_images, tar_gz
+from test_data_samples import IDX, CifarSample, IdxSample, idx, tar_gz
 
 from onelip import data
+from onelip.data._archives import read_file
 from onelip.data._checksums import split_digest
 from onelip.data._official import OFFICIAL
-from onelip.data._pickled import read_pickled_dict
 
 VERSIONS = [("cifar10", "binary"), ("cifar10", "python"), ("cifar100", "binary"), ("cifar100", "python")]
 ARCHIVES = {
@@ -50,19 +50,10 @@ def test_digits_are_there_split_by_class_and_white_is_255():
     values = torch.unique(torch.cat([digits.train_images, digits.test_images]))
     assert values.tolist() == [round(v * 255 / 16 + 1e-9) for v in range(17)]
     # Mean and spread of scikit-learn's 1797 images: (images.mean(), images.std()) = (4.884165, 6.016788).
-    all_images = torch.cat([digits.train_images, digits.test_images]).double() * 16 / 255
-    assert all_images.mean().item() == pytest.approx(4.884165, abs=2e-3)
-    assert all_images.std(correction=0).item() == pytest.approx(6.016788, abs=2e-3)
+    all_images = (torch.cat([digits.train_images, digits.test_images]).double() * 16 / 255).round()
+    assert all_images.mean().item() == pytest.approx(4.884165, abs=1e-6)
+    assert all_images.std(correction=0).item() == pytest.approx(6.016788, abs=1e-6)
     assert digits.fingerprint == "deabe36f6b2f102913383e6cdf6a6ede23734f9071eca3352dc45ba0ce6bca36"
-
-
-def test_digits_are_those_of_scikit_learn():
-    sklearn = pytest.importorskip("sklearn.datasets")
-    theirs = sklearn.load_digits()
-    digits = data.load_digits()
-    scaled = np.floor(theirs.images * 255 / 16 + 0.5).astype(np.uint8)
-    ours = np.concatenate([digits.train_images.numpy(), digits.test_images.numpy()])[:, 0]
-    assert sorted(map(bytes, ours)) == sorted(map(bytes, scaled))
 
 
 @pytest.mark.parametrize(("name", "version"), VERSIONS)
@@ -95,7 +86,9 @@ def test_both_versions_of_cifar_give_the_same_data(tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dotted", [True, False])
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw")]
+)
 def test_idx_files_packed_or_not(tmp_path, name, folder, packed, dotted):
     sample = IdxSample()
     where = sample.write(tmp_path / folder, packed, dotted)
@@ -137,12 +130,12 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 def test_a_changed_or_truncated_file_is_named(tmp_path):
     sample = IdxSample()
     folder = sample.write(tmp_path / "mnist")
-    with pytest.raises(data.ChecksumError, match=r"train-images-idx3-ubyte.*only 416 of 47040016 bytes: it is truncated"):
+    with pytest.raises(data.ChecksumError, match=r"train-images.*only 416 of 47040016 bytes: it is truncated"):
         data.load_data("mnist", tmp_path)
     content = bytearray(sample.files[IDX[2]])
     content[-1] ^= 1
     (folder / IDX[2]).write_bytes(content)
-    with pytest.raises(data.ChecksumError, match=r"t10k-images.*got another one \(216 bytes\); delete it and get it again"):
+    with pytest.raises(data.ChecksumError, match=r"t10k-images.*got another one \(216 bytes\); delete it"):
         data.load_data("mnist", tmp_path, digests=sample.digests)
     (folder / IDX[2]).unlink()
     with pytest.raises(data.DataNotFound, match=f"got no {IDX[2]}"):
@@ -175,10 +168,10 @@ def test_an_archive_that_is_truncated_or_lacks_a_member_is_named(tmp_path):
 def test_a_file_without_a_digest_in_the_table_given_is_refused(tmp_path):
     sample = CifarSample("cifar10", "binary")
     folder = sample.write_folder(tmp_path)
-    with pytest.raises(data.ChecksumError, match="expected a digest of data_batch_1.bin in the table given"):
+    with pytest.raises(data.ChecksumError, match=r"expected a digest of data_batch_1.bin in the table given"):
         data.load_data(folder, digests={})
     with pytest.raises(data.DataError, match='expected a digest "md5:<32 hex digits>"'):
-        data.load_data(folder, digests={name: "none" for name in sample.files})
+        data.load_data(folder, digests=dict.fromkeys(sample.files, "none"))
 
 
 def test_the_archives_own_digest_vouches_for_its_members(tmp_path, monkeypatch):
@@ -225,72 +218,7 @@ def test_cifar_records_that_are_not_whole_are_refused(tmp_path):
         data.load_data(folder, digests=digests)
 
 
-def test_a_pickle_is_never_executed(tmp_path):
-    witness = tmp_path / "executed"
-
-    class Bad:
-        def __reduce__(self):
-            return (Path.touch, (witness,))
-
-    import pickle
-
-    for protocol in range(6):
-        with pytest.raises(data.DataError, match="nothing of it was executed"):
-            read_pickled_dict(pickle.dumps({"data": Bad()}, protocol=protocol), "batch")
-    assert not witness.exists()
-    calls = [
-        b"cos\nsystem\nU\x04true\x85R.",
-        b"cbuiltins\neval\n.",
-        b"cnumpy\nload\n.",
-        b"(U\x04trueios\nsystem\n.",
-        b"cnumpy\ndtype\nU\x01O\x85R.",
-        b"cnumpy\ndtype\nJ\xff\xff\xff\x7f\x85R.",
-        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n\x85R.",
-    ]
-    for program in calls:
-        with pytest.raises(data.DataError, match="expected a CIFAR batch"):
-            read_pickled_dict(b"\x80\x02" + program, "batch")
-
-
-def test_broken_pickles_are_errors_of_ours():
-    good = cifar_python(random_images(3, 3, 32, 32), np.arange(3), coarse=False)
-    assert set(read_pickled_dict(good, "batch")) == {"batch_label", "labels", "data", "filenames"}
-    rng = np.random.default_rng(0)
-    for cut in [*range(0, 200), *rng.integers(0, len(good), 50)]:
-        with pytest.raises(data.DataError, match="expected a CIFAR batch"):
-            read_pickled_dict(good[:cut], "batch")
-    header = np.flatnonzero(np.frombuffer(good, np.uint8) != 256)  # all positions
-    for position, value in zip(rng.choice(header[:400], 300), rng.integers(0, 256, 300), strict=True):
-        changed = bytearray(good)
-        changed[position] = value
-        try:
-            read_pickled_dict(bytes(changed), "batch")
-        except data.DataError:
-            pass  # anything else would be a crash
-
-
-@pytest.mark.parametrize(
-    ("entries", "message"),
-    [
-        ({b"labels": [1]}, "an array `data`.* got NoneType"),
-        ({b"data": np.zeros((2, 10), np.uint8), b"labels": [1, 2]}, r"shape \(N, 3072\), got shape \(2, 10\)"),
-        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [1]}, "list of 2 labels, got a list of 1"),
-        ({b"data": np.zeros((2, 3072), np.uint8), b"labels": [b"a", b"b"]}, "list of 2 labels"),
-        ({b"data": np.zeros((2, 3072), np.uint8)}, "list of 2 labels, got NoneType"),
-    ],
-)
-def test_python_batches_with_other_content_are_refused(entries, message):
-    from test_data_samples import CPickle
-
-    from onelip.data._formats import parse_cifar_python
-
-    with pytest.raises(data.DataError, match=message):
-        parse_cifar_python(CPickle().dictionary(entries), "batch")
-
-
 def test_a_gzip_file_cannot_fill_the_memory(tmp_path):
-    from onelip.data._archives import read_file
-
     path = tmp_path / "bomb"
     path.write_bytes(gzip.compress(bytes(5_000_000)))
     with pytest.raises(data.DataError, match="expected at most 1 MB when unpacked, got more"):

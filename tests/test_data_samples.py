@@ -33,7 +33,9 @@ def idx(array: np.ndarray) -> bytes:
 
 def cifar_binary(images: np.ndarray, labels: np.ndarray, coarse: bool) -> bytes:
     columns = [labels[:, None] // 5] if coarse else []
-    return np.concatenate([*columns, labels[:, None], images.reshape(len(images), -1)], axis=1).astype(np.uint8).tobytes()
+    return (
+        np.concatenate([*columns, labels[:, None], images.reshape(len(images), -1)], axis=1).astype(np.uint8).tobytes()
+    )
 
 
 class CPickle:
@@ -139,9 +141,7 @@ class CifarSample:
         names = [f"data_batch_{i + 1}" for i in range(5)] + ["test_batch"] if batches == 5 else ["train", "test"]
         images = [random_images(classes + i, 3, 32, 32, seed=i) for i in range(batches + 1)]
         labels = [np.arange(classes + i)[::-1] % classes for i in range(batches + 1)]
-        self.files = {
-            n + ending: make(x, y, classes == 100) for n, x, y in zip(names, images, labels, strict=True)
-        }
+        self.files = {n + ending: make(x, y, classes == 100) for n, x, y in zip(names, images, labels, strict=True)}
         self.digests = digests_of(self.files)
         self.train_images, self.test_images = np.concatenate(images[:-1]), images[-1]
         self.train_labels, self.test_labels = np.concatenate(labels[:-1]), labels[-1]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onelip.nn import pooling
 from onelip.bounds.modules import constant_of
+from onelip.nn import pooling
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 from onelip.nn.centering import BatchCentering, LayerCentering
 from onelip.nn.channels import FirstChannels, PadChannels

@@ -21,7 +21,7 @@ def test_import_does_not_load_torch():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_can_be_imported_first(name):
-    """No import cycle waits for the wrong order. One process for each of the few packages would do; all are cheap here."""
+    """Nothing fails at import."""
     importlib.import_module(name)
 
 

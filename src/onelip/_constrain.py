@@ -4,7 +4,7 @@ import copy
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -14,16 +14,18 @@ from onelip._summary import summary
 from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
 from onelip.methods._registry import Method, get_method
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def constrain(
-    model: nn.Module,
+    model: Model,
     method: str = "aol",
     *,
     skip: Iterable[str] = (),
     strict: bool = False,
     verbose: bool = True,
     **options: Any,
-) -> nn.Module:
+) -> Model:
     """Apply a method to every linear layer of a model, in place; say layer by layer what came of it; return the model.
 
     A layer that the method cannot serve is left as it is and reported as not vouched for, and so is every other module

@@ -1,18 +1,20 @@
 """From a parametrized model to a plain torch one."""
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class NonFiniteWeight(ValueError):
     """A weight holds a NaN or an infinity, so the network has no Lipschitz constant."""
 
 
-def bake(model: nn.Module) -> nn.Module:
+def bake(model: Model) -> Model:
     """Return a plain torch copy of the model that computes the same function; the model itself is left as it is.
 
     Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer it was

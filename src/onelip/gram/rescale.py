@@ -149,7 +149,7 @@ def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
 
 
 def _column_scale(Q: Tensor) -> tuple[Tensor, Tensor]:
-    """For a laid-out kernel Q (g, ..., columns): scales 2^-e that bring each column to about one, and v = 2^(e - max e)."""
+    """Of a laid-out kernel (g, ..., columns): scales 2^-e that bring each column to about 1, and v = 2^(e - max e)."""
     rows = Q.detach().flatten(1, -2)
     largest = torch.maximum(rows.amax(1), -rows.amin(1))
     exponent = column_exponents(largest)

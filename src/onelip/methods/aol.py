@@ -11,7 +11,7 @@ Guarantee: proved, in real arithmetic, for every P. In floating point W misses i
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from onelip.methods._guards import guard_input_size
 from onelip.methods._tight import tight_weight
 
 Side = Literal["inputs", "outputs", "auto"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class AOL(nn.Module):
@@ -143,7 +144,7 @@ def _working_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def aol(
-    module: nn.Module,
+    module: Layer,
     name: str = "weight",
     *,
     side: Side = "inputs",
@@ -151,7 +152,7 @@ def aol(
     learn_weights: bool = False,
     lipschitz: float = 1.0,
     input_size: int | Sequence[int] | None = None,
-) -> nn.Module:
+) -> Layer:
     """Make a linear layer 1-Lipschitz by AOL, in place, and return it.
 
     The layer's present weight is kept up to a factor: the parameter is chosen such that the new weight is the old one

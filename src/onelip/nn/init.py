@@ -5,11 +5,12 @@ from torch import Tensor, nn
 
 from onelip.geometry import geometry_of
 from onelip.methods._tight import orthogonal_columns, tight_weight
+from onelip.methods.aol import Layer
 
 __all__ = ["orthogonal_columns", "tight_", "tight_weight"]
 
 
-def tight_(module: nn.Module, side: str = "inputs", *, generator: torch.Generator | None = None) -> nn.Module:
+def tight_(module: Layer, side: str = "inputs", *, generator: torch.Generator | None = None) -> Layer:
     """Fill a linear layer's weight as the paper does, its bias with zeros, in place; return the layer.
 
     Args:

@@ -28,7 +28,7 @@ def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
     layer = bake(copy.deepcopy(layer)).double().eval()
     for module in layer.modules():
         if isinstance(getattr(module, "bias", None), Tensor):
-            module.bias = None  # shifts do not matter, and adding them would round
+            module.register_parameter("bias", None)  # shifts do not matter, and adding them would round
     size = int(torch.Size(input_shape).numel())
     device = next((p.device for p in layer.parameters()), torch.device("cpu"))
     units = torch.eye(size, dtype=torch.float64, device=device).reshape(size, *input_shape)
