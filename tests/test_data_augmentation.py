@@ -15,15 +15,8 @@ from onelip.data import Augmentation, DataError
 from onelip.data._color import adjust_brightness_contrast, adjust_hue_saturation
 from onelip.data._space import flip, rotate, rotate_translate, translate
 
-NONE: dict[str, Any] = {
-    "hue": 0,
-    "saturation": 0,
-    "brightness": 0,
-    "contrast": 0,
-    "rotation": 0,
-    "translation": 0,
-    "flip": 0,
-}
+AMOUNTS = ("hue", "saturation", "brightness", "contrast", "rotation", "translation", "flip")
+NONE: dict[str, Any] = dict.fromkeys(AMOUNTS, 0)
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -78,6 +78,9 @@ class _Reader:
     def number(self, form: str) -> int:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
+    def long(self) -> int:
+        return int.from_bytes(self.take(self.number("<B")), "little", signed=True)
+
     def line(self) -> str:
         # Names are short: a line is looked for in the next 100 bytes only.
         length = bytes(self.bytes[self.at : self.at + 100]).index(b"\n")
@@ -151,6 +154,7 @@ _OPERATIONS = {
     b"K": lambda r: r.stack.append(r.number("<B")),
     b"M": lambda r: r.stack.append(r.number("<H")),
     b"J": lambda r: r.stack.append(r.number("<i")),
+    b"\x8a": lambda r: r.stack.append(r.long()),  # Python 2 on some machines has longs for the lengths of axes
     b"U": lambda r: r.stack.append(r.take(r.number("<B"))),  # strings of Python 2
     b"T": lambda r: r.stack.append(r.take(r.number("<I"))),
     b"q": lambda r: r.memo.__setitem__(r.number("<B"), r.stack[-1]),

@@ -13,8 +13,8 @@ from torch import Tensor
 from onelip.gram._products import add_product, sign_matrix
 
 # Narrower blocks save more of the symmetric half but make worse matrix products; benchmarks/rescaling.py measures it.
-_NARROWEST_BLOCK = 128
-_MOST_BLOCKS = 8
+_NARROWEST_BLOCK = 256
+_MOST_BLOCKS = 4
 
 
 def lay_out(P: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ norm of W comes out as 22 for the float32 column (4.5e-23, 999 x 2.6e-23). Multi
 import torch
 from torch import Tensor
 
+_MODERATE = 16  # squares and sums of such numbers are far from both ends of float32
+
 
 def exponent_reach(dtype: torch.dtype) -> int:
     """Powers of two from -reach to reach are normal numbers of the type."""
@@ -19,22 +21,25 @@ def exponent_reach(dtype: torch.dtype) -> int:
 def negligible(dtype: torch.dtype) -> float:
     """What can be added to a sum of scaled Gram entries without being seen, unless the sum may be an underflow.
 
-    The scaled sum of an ordinary column is at least 4. One far below the square root of the smallest float belongs to a
+    The sum of an ordinary column is at least 2^-32. One far below the square root of the smallest float belongs to a
     column that is negligible beside the others; its products may have been flushed to zero.
     """
     return 2.0 ** -(exponent_reach(dtype) // 2 + 10)
 
 
 def column_exponents(largest: Tensor) -> Tensor:
-    """For the largest magnitude (g, columns) of each column: exponents e such that P_c 2^-e lies in [2, 4).
+    """For the largest magnitude (g, columns) of each column: exponents e such that P_c 2^-e is of moderate size.
 
-    Columns too small beside the largest of their group keep an e that is too large for them: 2^(e - max e) must not
-    underflow, as it weights the column's products.
+    Zero where all columns of the group are of moderate size already, as they are in every ordinary network: it can then
+    be left as it is. Otherwise P_c 2^-e lies in [2, 4), but for columns too small beside the largest of their group.
+    Those keep an e that is too large for them: 2^(e - max e) must not underflow, as it weights the column's products.
     """
     reach = exponent_reach(largest.dtype)
     exponent = torch.frexp(largest).exponent - 2
     exponent = torch.where(largest > 0, exponent, -reach).clamp(-reach, reach)
-    return torch.maximum(exponent, exponent.amax(1, keepdim=True) - (reach // 2 - 3))
+    exponent = torch.maximum(exponent, exponent.amax(1, keepdim=True) - (reach // 2 - 3))
+    moderate = ((largest >= 2.0**-_MODERATE) & (largest <= 2.0**_MODERATE)) | (largest == 0)
+    return torch.where(moderate.all(1, keepdim=True), 0, exponent)
 
 
 def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:

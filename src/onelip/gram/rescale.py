@@ -74,21 +74,28 @@ class _OneStep(Function):
     """`one_step` with no temporary that can be spared; second derivatives go through `_gradient`."""
 
     @staticmethod
-    def forward(P: Tensor) -> tuple[Tensor, ...]:
+    def forward(P: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, bool]:
         with full_precision(P.device):
             how, squeezed = algorithm(P)
             Q = how.lay_out(squeezed)
             scale, v = _column_scale(Q)
-            sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
+            is_ordinary = _can_branch(P) and bool((scale == 1).all())
+            if not is_ordinary:
+                Q = Q * _last(scale, Q)
+            sums, signs = how.weighted_sums(Q, v)
             root = _inverse_root(sums / v)
-            W = P * per_column(scale, P)
-            W *= per_column(root, W)
-        return W, signs, scale, v, root
+            if is_ordinary:
+                W = P * per_column(root, P)
+            else:
+                W = P * per_column(scale, P)
+                W *= per_column(root, W)
+        return W, signs, scale, v, root, is_ordinary
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs, *output[1:])
-        ctx.mark_non_differentiable(*output[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        *saved, ctx.is_ordinary = output[1:]
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -102,14 +109,16 @@ class _OneStep(Function):
         with full_precision(P.device):
             how, squeezed = algorithm(P)
             Q = how.lay_out(squeezed)
-            Q = Q * _last(scale, Q)
+            Q = Q if ctx.is_ordinary else Q * _last(scale, Q)
             target = how.lay_out(algorithm(g)[1])
             # W = P' root(s / v): the gradient of each sum s is <g_c, P'_c> root'(s_c / v_c) / v_c, root' = -root^3 / 2.
-            u = (target * Q).flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
-            target = target * _last(root, Q)
-            how.add_signed_product(target, Q, signs, u, v)
-            target *= _last(scale, Q)
-            return how.lay_back(target).reshape(P.shape)
+            result = target * Q
+            u = result.flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
+            torch.mul(target, _last(root, Q), out=result)
+            how.add_signed_product(result, Q, signs, u, v)
+            if not ctx.is_ordinary:
+                result *= _last(scale, Q)
+            return how.lay_back(result).reshape(P.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:
@@ -155,6 +164,11 @@ def _column_scale(Q: Tensor) -> tuple[Tensor, Tensor]:
     exponent = column_exponents(largest)
     scale = poisoned(power_of_two(-exponent, Q.dtype), largest)
     return scale, power_of_two(exponent - exponent.amax(1, keepdim=True), Q.dtype)
+
+
+def _can_branch(P: Tensor) -> bool:
+    """Whether looking at a value costs nothing: it stalls a GPU, and a compiler cannot look."""
+    return P.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _last(v: Tensor, Q: Tensor) -> Tensor:

@@ -135,4 +135,5 @@ def fold_into_groups(
     result = function.apply(*folded)
     if isinstance(result, Tensor):
         return result.unflatten(0, (batch, -1)), 0
-    return tuple(part.unflatten(0, (batch, -1)) for part in result), (0,) * len(result)
+    parts = tuple(part.unflatten(0, (batch, -1)) if isinstance(part, Tensor) else part for part in result)
+    return parts, tuple(0 if isinstance(part, Tensor) else None for part in result)

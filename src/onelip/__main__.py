@@ -1,0 +1,8 @@
+"""`python -m onelip`, and what torchrun starts: `torchrun --nproc-per-node 2 -m onelip train ...`."""
+
+import sys
+
+from onelip.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From margins to certified radii."""

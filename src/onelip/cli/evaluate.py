@@ -1,0 +1,81 @@
+"""`onelip evaluate RUN`: the table of a run, again and per class, from the weights that it stored."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from onelip.cli._parse import parse
+from onelip.training.errors import RunError
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Accuracy and certified robust accuracy on the test images.
+
+    The baked network runs in float32; its Lipschitz constant is the one by construction, in real arithmetic.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Directory of a run."""
+    data: str | None = None
+    """Other data than the run's, by name or path; its classes must be the same in number."""
+    data_root: Path | None = None
+    """Where to look for named data sets; see onelip data."""
+    device: str = "cpu"
+    """Where to compute."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, evaluate, show."""
+    command = parse(Evaluate, "evaluate", arguments)
+
+    from rich.console import Console
+
+    from onelip.data import load_data
+    from onelip.losses import OffsetCrossEntropy
+    from onelip.training.build import load_run
+    from onelip.training.display import results_table
+    from onelip.training.distributed import find_device
+    from onelip.training.evaluation import MODE, evaluate
+
+    loaded = load_run(command.run)
+    config = loaded.config
+    data = load_data(command.data or config.recipe.data, command.data_root)
+    if command.data is None and data.fingerprint != config.fingerprint:
+        raise RunError(
+            f"{data.source}: expected the data of the run (fingerprint {config.fingerprint[:12]}…), got other "
+            f"data ({data.fingerprint[:12]}…); name them with --data if that is meant"
+        )
+    if data.shape != config.shape or data.num_classes != len(config.class_names):
+        raise RunError(
+            f"{data.source}: expected images {'x'.join(map(str, config.shape))} of {len(config.class_names)} classes, "
+            f"got {'x'.join(map(str, data.shape))} of {data.num_classes}"
+        )
+    loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
+    plain = loaded.plain.to(find_device(command.device))
+    found = evaluate(plain, data.test_images, data.test_labels, lipschitz=loaded.lipschitz, loss=loss)
+    results = {
+        "run": str(command.run),
+        "finished": loaded.is_finished,
+        "data": data.name,
+        "split": "test",
+        **found.to_json(data.class_names),
+    }
+    if command.json:
+        print(json.dumps(results))
+        return 0
+    console = Console()
+    console.print(results_table(results, per_class=True))
+    if not loaded.is_finished:
+        print("The run is not finished: these are the weights of its last checkpoint.")
+    if found.lipschitz is None:
+        print("No CRA: nobody vouches for a Lipschitz constant of this network.")
+    else:
+        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {MODE}: the rounding of floats is not in it.")
+    return 0

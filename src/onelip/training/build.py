@@ -1,0 +1,125 @@
+"""From a recipe to its network, from a run to the network that it trained."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from onelip._summary import summary
+from onelip.data import Augmentation, DataError
+from onelip.export import bake
+from onelip.methods._registry import list_methods
+from onelip.models import create_model, list_models
+from onelip.training._fields import suggestion
+from onelip.training.checkpoint import load_checkpoint
+from onelip.training.errors import RecipeError
+from onelip.training.recipe import Recipe
+from onelip.training.run_directory import RunConfig, RunDirectory, read_config
+from onelip.training.tensors import read_header, read_tensors, write_tensors
+
+WEIGHTS_FORMAT = "onelip weights 1"
+PLAIN_FORMAT = "onelip plain weights 1"
+
+
+def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> nn.Module:
+    """The network of a recipe, for images (channels, height, width), with weights from torch's random generator."""
+    if recipe.model not in list_models():
+        near = suggestion(recipe.model, list_models())
+        raise RecipeError(f"expected a model of {', '.join(list_models())}, got {recipe.model!r}{near}")
+    methods = ["default", "none", *list_methods()]
+    if recipe.method not in methods:
+        near = suggestion(recipe.method, methods)
+        raise RecipeError(f"expected a method of {', '.join(methods)}, got {recipe.method!r}{near}")
+    options = parse_options(recipe.model_options)
+    if recipe.method_options:
+        options["method_options"] = parse_options(recipe.method_options)
+    channels, height, width = shape
+    try:
+        return create_model(
+            recipe.model,
+            num_classes=num_classes,
+            image_size=(height, width),
+            in_channels=channels,
+            method=recipe.method,
+            **options,
+        )
+    except TypeError as error:  # an option that the model or the method does not have
+        raise RecipeError(f"expected options that {recipe.model} and its method know, got: {error}") from error
+
+
+def parse_options(options: tuple[str, ...]) -> dict[str, Any]:
+    """key=value pairs; a value is JSON where it can be, else a text.
+
+    Example:
+        >>> parse_options(("width=8", "side=auto", "learn_weights=true"))
+        {'width': 8, 'side': 'auto', 'learn_weights': True}
+    """
+    found: dict[str, Any] = {}
+    for option in options:
+        key, _, text = option.partition("=")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+def make_augmentation(recipe: Recipe) -> Augmentation | None:
+    """The augmentation of a recipe; None for none."""
+    if not recipe.augment:
+        return None
+    try:
+        return Augmentation(
+            hue=recipe.hue,
+            saturation=recipe.saturation,
+            brightness=recipe.brightness,
+            contrast=recipe.contrast,
+            rotation=recipe.rotation,
+            translation=recipe.translation,
+            flip=recipe.flip,
+            interpolations=recipe.interpolations,
+        )
+    except DataError as error:
+        raise RecipeError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run read back."""
+
+    config: RunConfig
+    model: nn.Module  # as training has it
+    plain: nn.Module  # baked: what is evaluated, proved and shipped
+    lipschitz: float | None  # by construction, in real arithmetic
+    is_finished: bool
+
+
+def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
+    """weights.safetensors and plain.safetensors."""
+    write_tensors(run.weights, model.state_dict(), {"format": WEIGHTS_FORMAT})
+    write_tensors(run.plain, plain.state_dict(), {"format": PLAIN_FORMAT})
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """The network of a run directory, on the CPU: of its end, or of its last checkpoint if it has not ended.
+
+    The plain network has the stored numbers bit for bit, whichever machine bakes how.
+    """
+    run = RunDirectory(Path(path))
+    config = read_config(run)
+    model = build_model(config.recipe, len(config.class_names), config.shape)
+    is_finished = run.plain.exists() and run.weights.exists()
+    if not is_finished:
+        load_checkpoint(run.checkpoint, model)
+        plain = bake(model)
+    else:
+        _fill(model, run.weights, WEIGHTS_FORMAT)
+        plain = bake(model)
+        _fill(plain, run.plain, PLAIN_FORMAT)
+    return LoadedRun(config, model.eval(), plain.eval(), summary(model).constant, is_finished)
+
+
+def _fill(model: nn.Module, path: Path, format: str) -> None:
+    model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()))

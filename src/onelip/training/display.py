@@ -1,0 +1,101 @@
+"""What a person sees of a run: a progress bar in a terminal, plain lines elsewhere, a table at the end."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+# Without a terminal nobody watches a bar; a line this often shows that the run lives.
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class Display:
+    """Shows steps, epochs and results on a console; `Display(None)` shows nothing."""
+
+    def __init__(self, console: Console | None) -> None:
+        self.console = console
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+        self.epochs = 0
+        self._last_line = 0.0
+
+    def start(self, epochs: int, steps: int, done: int) -> None:
+        """The run begins, or goes on after `done` steps."""
+        self.epochs, self.steps, self.first = epochs, steps, done
+        self._start = self._last_line = time.monotonic()
+        self._pauses = 0.0
+        if self.console is not None and self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rates]}"))
+            self.progress = Progress(*columns, console=self.console, transient=True)
+            self.task = self.progress.add_task("", total=steps, completed=done, rates="")
+            self.progress.start()
+
+    def step(self, epoch: int, step: int, images: int, loss: float) -> None:
+        """A step is done: the `step`th of the run, in `epoch`, with so many images."""
+        if self.console is None:
+            return
+        seconds = max(time.monotonic() - self._start - self._pauses, 1e-9)
+        self._images = getattr(self, "_images", 0) + images
+        left = (self.steps - step) * seconds / (step - self.first)
+        rates = f"{self._images / seconds:.0f} images/s, {_clock(left)} left, loss {loss:.4f}"
+        if self.progress is not None and self.task is not None:
+            name = f"epoch {epoch}/{self.epochs}"
+            self.progress.update(self.task, completed=step, description=name, rates=rates)
+        elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            self.console.print(f"step {step}/{self.steps}: {rates}", highlight=False, soft_wrap=True)
+
+    def pause(self, seconds: float) -> None:
+        """Time that was not spent on steps; it does not count for images per second."""
+        self._pauses += seconds
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.console is not None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch is done and evaluated, as the log has it."""
+        width = len(str(self.epochs))
+        shares = [f"accuracy {_percent(line['accuracy'])}"]
+        shares += [f"{radius} {_percent(value)}" for radius, value in line["cra"].items()]
+        self.say(
+            f"epoch {line['epoch']:>{width}}/{self.epochs}  loss {line['train_loss']:.4f}  {line['split']}: "
+            f"{', '.join(shares[:1])}, CRA {', '.join(shares[1:])}, margin {_number(line['mean_margin'])}"
+        )
+        self._last_line = time.monotonic()
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
+def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
+    """The table of an evaluation, as `Evaluation.to_json` gives it."""
+    table = Table(title=f"{results['data']}, {results['split']}: {results['images']} images", title_justify="left")
+    table.add_column("class" if per_class else "")
+    for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
+        table.add_column(name, justify="right")
+    for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]:
+        shares = [row["accuracy"], *row["cra"].values()]
+        numbers = map(_number, (row["mean_margin"], row["median_margin"]))
+        table.add_row(row["name"], str(row["images"]), *map(_percent, shares), *numbers)
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

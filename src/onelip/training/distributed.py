@@ -1,0 +1,96 @@
+"""One process or many: who this one is, what it computes on, and the few things that all must agree on.
+
+torchrun tells each process who it is by environment variables; without them there is one process.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from onelip.training.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among `count`."""
+
+    device: torch.device
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that logs, evaluates and writes."""
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """What the first process has, for all."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def largest(self, value: int) -> int:
+        """The largest value of all processes: they stop together, or one would wait for the others for ever."""
+        if self.count == 1:
+            return value
+        box = torch.tensor([value], device=self.device)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        return int(box)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+
+@contextmanager
+def processes(device: str) -> Iterator[Process]:
+    """Join the other processes, if there are any, for as long as the context lasts."""
+    count, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = find_device(device, local_rank if count > 1 else None)
+    if count == 1:
+        yield Process(chosen)
+        return
+    # Hours: the others wait while the first evaluates.
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=4))
+    try:
+        yield Process(chosen, rank, count)
+    finally:
+        dist.destroy_process_group()
+
+
+def find_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device that a recipe names; "auto" is a GPU if there is one.
+
+    Example:
+        >>> find_device("cpu")
+        device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"expected a device as torch names them (cpu, cuda, cuda:1, mps), got {name!r}") from error
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise RecipeError(f"expected a device of this machine, got {name!r}, and torch sees no GPU; use cpu")
+        if local_rank is not None:
+            device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise RecipeError(f"expected a device of this machine, got {name!r}, which torch does not see; use cpu")
+    elif device.type not in ("cpu", "mps"):
+        raise RecipeError(f"expected a device to train on (cpu, cuda, mps), got {name!r}")
+    return device

@@ -1,0 +1,25 @@
+"""What can go wrong with a run; each message says what was expected, what came, and what to do."""
+
+
+class RecipeError(ValueError):
+    """A recipe that means nothing: an unknown field, a wrong type, a value out of range, another version."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot start, go on or be read. What was saved before stays."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint that cannot be written or used."""
+
+
+class Diverged(RunError):
+    """The loss or a weight became NaN or infinite; the last good checkpoint is kept."""
+
+
+class Stopped(RunError):
+    """A signal asked the run to end; it was saved and can be gone on with."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number

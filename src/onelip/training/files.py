@@ -1,0 +1,64 @@
+"""Files that are either whole or not there: written beside their place, made durable, then renamed."""
+
+import errno
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from onelip.training.errors import RunError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in its place at once. Whatever happens, a kill or a full disk, the old file or the new one is there.
+
+    Raises:
+        RunError: if the disk refuses; what was there is untouched.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as out:
+            out.write(content)
+            out.flush()
+            # Without it a crash of the machine can leave a renamed file of zero bytes.
+            os.fsync(out.fileno())
+        os.replace(part, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise disk_error(error, path) from error
+
+
+def _sync_directory(folder: Path) -> None:
+    with suppress(OSError):  # not every file system lets a directory be synced; the rename stands all the same
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Readable JSON, whole."""
+    write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of a run."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunError(f"{path}: expected a readable file, got {error.strerror}") from error
+    except ValueError as error:
+        raise RunError(f"{path}: expected JSON, got something else ({error}); the file is damaged") from error
+
+
+def disk_error(error: OSError, path: Path) -> RunError:
+    """The same error in words that help."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return RunError(f"{path}: cannot be written, the disk is full ({error.strerror}); make room there")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return RunError(f"{path}: cannot be written, the directory is read-only ({error.strerror}); choose another")
+    return RunError(f"{path}: cannot be written ({error.strerror or error})")
