@@ -124,6 +124,7 @@ def test_without_ranges_it_starts_again(tmp_path, server):
     server.ranges = False
     part_of(tmp_path).write_bytes(server.files[NAME][:1000])
     assert get(server, tmp_path).read_bytes() == server.files[NAME]
+    assert len(server.asked) == 1  # the whole that came in answer is used, not thrown away and asked for again
 
 
 def test_a_part_that_is_whole_already_is_only_verified(tmp_path, server):

@@ -33,6 +33,8 @@ def test_a_pickle_is_never_executed(tmp_path):
         b"cnumpy\ndtype\nJ\xff\xff\xff\x7f\x85R.",
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n\x85R.",
     ]
+    with pytest.raises(data.DataError, match=r"the name os.system, which no CIFAR batch has"):
+        read_pickled_dict(b"\x80\x02" + calls[0], "batch")
     for program in calls:
         with pytest.raises(data.DataError, match="expected a CIFAR batch"):
             read_pickled_dict(b"\x80\x02" + program, "batch")

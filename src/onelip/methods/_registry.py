@@ -78,3 +78,13 @@ def get_method(name: str) -> Method:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"expected one of the methods {', '.join(list_methods())}, got {name!r}{hint}")
     return METHODS[name]
+
+
+def markdown_table() -> str:
+    """The registry as the table of docs/methods.md."""
+    lines = ["| name | method | acts as | guarantee | layers |", "|---|---|---|---|---|"]
+    for name in list_methods():
+        method = METHODS[name]
+        layers = ", ".join(layer.__name__ for layer in method.layers)
+        lines.append(f"| `{name}` | {method.title} | {method.mechanism} | {method.guarantee} | {layers} |")
+    return "\n".join(lines)

@@ -75,9 +75,10 @@ def load_checkpoint(
         # Into the tensors that are there: these have the layout in memory that they had in the steps before.
         for name, tensor in state.items():
             tensor.copy_(tensors[f"{_MODEL}{name}"])
-        for name, parameter in momenta.items() if optimizer is not None else ():
-            buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)
-            optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(tensors[f"{_MOMENTUM}{name}"])
+        if optimizer is not None:
+            for name, parameter in momenta.items():
+                buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)
+                optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(tensors[f"{_MOMENTUM}{name}"])
     return position, {name.removeprefix(_RANDOM): t for name, t in tensors.items() if name.startswith(_RANDOM)}
 
 

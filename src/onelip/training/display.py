@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
@@ -59,11 +60,10 @@ class Display:
     def epoch(self, line: dict[str, Any]) -> None:
         """An epoch is done and evaluated, as the log has it."""
         width = len(str(self.epochs))
-        shares = [f"accuracy {_percent(line['accuracy'])}"]
-        shares += [f"{radius} {_percent(value)}" for radius, value in line["cra"].items()]
+        shares = [f"{radius}: {_percent(value)}" for radius, value in line["cra"].items()]
         self.say(
-            f"epoch {line['epoch']:>{width}}/{self.epochs}  loss {line['train_loss']:.4f}  {line['split']}: "
-            f"{', '.join(shares[:1])}, CRA {', '.join(shares[1:])}, margin {_number(line['mean_margin'])}"
+            f"epoch {line['epoch']:>{width}}/{self.epochs}  loss {line['train_loss']:.4f}  {line['split']}: accuracy "
+            f"{_percent(line['accuracy'])} %, CRA {', '.join(shares)} %, mean margin {_number(line['mean_margin'])}"
         )
         self._last_line = time.monotonic()
 
@@ -76,7 +76,8 @@ class Display:
 
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
     """The table of an evaluation, as `Evaluation.to_json` gives it."""
-    table = Table(title=f"{results['data']}, {results['split']}: {results['images']} images", title_justify="left")
+    title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
     table.add_column("class" if per_class else "")
     for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
         table.add_column(name, justify="right")
@@ -88,7 +89,7 @@ def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _number(value: float | None) -> str:

@@ -109,7 +109,9 @@ def _train(
     # The network, its loss and its optimizer.
     torch.manual_seed(recipe.seed)
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    model = build_model(recipe, data.num_classes, data.shape).to(device=device, memory_format=layout)
+    model = build_model(recipe, data.num_classes, data.shape).to(device)
+    # torch's annotations do not know of this use of `to`; it is the documented one.
+    model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
     lipschitz = summary(model).constant
     optimizer = make_optimizer(model, recipe)
     summed_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature, reduction="sum")

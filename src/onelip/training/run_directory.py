@@ -116,8 +116,8 @@ def read_config(run: RunDirectory) -> RunConfig:
         recipe = Recipe.from_json(content.get("recipe"))
     except RecipeError as error:
         raise RunError(f"{run.config}: {error}") from error
-    data = content.get("data")
     try:
+        data = content["data"]
         shape = tuple(int(n) for n in data["shape"])
         names = tuple(str(name) for name in data["class_names"])
         if len(shape) != 3 or min(shape) < 1 or len(names) < 2:
