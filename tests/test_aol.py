@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
+from onelip._precision import full_precision
 from onelip.methods.aol import find_aol, original_of
 from onelip.testing import exact_norm
 
@@ -181,6 +182,22 @@ def test_autocast_leaves_gram_and_gradient_in_full_precision():
         got = torch.autograd.grad(weight, original_of(layer), g)[0]
     assert weight.dtype == torch.float32
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_reduced_matmul_precision_is_kept_away_and_restored(precision):
+    """torch.set_float32_matmul_precision may turn float32 products into TF32 or bfloat16 behind everybody's back."""
+    before = torch.get_float32_matmul_precision()
+    seen = []
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with full_precision(torch.device("cpu")):
+            seen.append((torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision))
+        outside = torch.backends.mkldnn.matmul.fp32_precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [("ieee", "ieee")]
+    assert outside in ("tf32", "bf16")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

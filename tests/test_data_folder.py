@@ -142,9 +142,10 @@ def test_wrong_images_are_named(tmp_path, spoil, message):
     for name in ("x", "y"):
         write_images(tmp_path / name, pixels(3, 4, 4, 3))
     spoil(tmp_path)
-    with warnings.catch_warnings(), pytest.raises(DataError, match=message):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as outside of pytest: nothing may depend on warnings being errors here
-        load_data(tmp_path)
+        with pytest.raises(DataError, match=message):
+            load_data(tmp_path)
 
 
 def test_a_test_class_that_is_not_trained_and_too_many_pixels_are_refused(tmp_path):

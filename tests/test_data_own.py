@@ -9,8 +9,6 @@ import torch
 from onelip import data
 from onelip.data import DataError, ImageData, load_data, load_npz
 
-Image = pytest.importorskip("PIL.Image")
-
 
 def pixels(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The documents are true: the README's example runs, its numbers are those of results/, generated tables are current."""
+"""The documents are true: examples run, numbers are those of results/, generated tables are current."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_python_examples_run(document, capsys):
 
 
 def test_numbers_in_the_readme_come_from_results():
-    """Each `1.23` <!-- file.json: row, column --> in the README is the value in that file, rounded as it stands there."""
+    """Each 1.23<!-- file.json: row, column --> in the README is the value in that file, rounded as it stands."""
     found = re.findall(r"([\d.]+)<!-- (\w+)\.json: (\{.*?\}), ([^>]+?) -->", README)
     assert found
     for text, name, row, column in found:

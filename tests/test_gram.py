@@ -155,6 +155,33 @@ def test_underflowing_gram_of_the_literature():
     assert float(torch.linalg.matrix_norm(rescaled(both).double(), 2)) <= 1 + 1e-5
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(10000, 1), (10000, 2), (100000, 2), (10000, 16), (3000, 64), (2000, 200)]
+)
+def test_equal_rows_in_float32(rows, columns):
+    """Sums of equal numbers round in one direction; the norm must not follow them."""
+    for value in (0.1, 1 / 3, 0.7, 1.1):
+        W = rescaled(torch.full((1, rows, columns), value))[0].double()
+        # All singular values but one vanish, so the norm is that of the matrix as a vector.
+        assert float(W.norm()) <= 1 + 3e-6
+
+
+@pytest.mark.parametrize("shape", [(1, 100, 80), (1, 40, 50, 3, 3), (2, 30, 40, 4), (1, 33, 34, 2, 2, 2)])
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_float32_against_float64(shape, scale, uneven):
+    """Wide kernels are computed in float32, with columns left as they are or scaled: both agree with float64."""
+    torch.manual_seed(0)
+    P = torch.randn(shape) * scale
+    if uneven:
+        P = P * (2.0 ** torch.randint(-30, 30, shape[2:3])).reshape(-1, *(1 for _ in shape[3:]))
+    expected = rescaled(P.double())
+    largest = expected.abs().flatten(3).amax(3).amax(1) if len(shape) > 3 else expected.abs().amax(1)
+    error = (rescaled(P) - expected).abs()
+    error = error.flatten(3).amax(3).amax(1) if len(shape) > 3 else error.amax(1)
+    assert (error <= 1e-5 * largest).all()
+
+
 def test_disjoint_columns_of_any_size_become_units():
     sizes = [1e-16, 1e-10, 1.0, 1e10]
     P = torch.diag(torch.tensor(sizes))[None]

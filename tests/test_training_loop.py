@@ -1,6 +1,7 @@
 """The loop: what it leaves behind, what it reports, what it does when something goes wrong."""
 
 import errno
+import io
 import json
 import math
 import os
@@ -39,8 +40,7 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "whole"
     with torch.random.fork_rng():
         before = torch.get_rng_state()
-        console = Console(file=open(os.devnull, "w"), width=120)  # noqa: SIM115 (closed with the process)
-        results = train(SMALL, out, display=Display(console))
+        results = train(SMALL, out, display=Display(Console(file=io.StringIO())))
         assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers were left alone
     return out, results
 
@@ -89,7 +89,7 @@ def test_the_directory_holds_everything(finished):
     log = read_log(RunDirectory(out))
     assert [line["epoch"] for line in log] == [1, 2, 3]
     assert log[-1]["split"] == "test"
-    assert log[-1]["accuracy"] == results["test"]["accuracy"] > 0.3
+    assert log[-1]["accuracy"] == results["test"]["accuracy"] > 0.2
     assert list(log[-1]["cra"]) == ["36/255", "72/255", "108/255", "1"]
     assert log[-1]["train_loss"] < log[0]["train_loss"]
     assert {"lr", "images_per_second", "mean_margin", "median_margin", "loss"} <= log[-1].keys()

@@ -1,0 +1,278 @@
+"""Stop and go on: a run that is killed, wherever, ends with the weights of one that never was, bit for bit."""
+
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import onelip
+from _runs import ENVIRONMENT, SMALL, SMALL_FLAGS, same_bytes, start
+from onelip.training import CheckpointError, RunDirectory, RunError, load_run, read_log, train
+from onelip.training.checkpoint import read_position
+
+# Ends itself by SIGKILL at the given call of a function of the disk: in the middle of writing a file.
+SUICIDE = """
+import os, signal, sys
+from onelip.training import files
+name, at = sys.argv[1], int(sys.argv[2])
+real, calls = getattr(os, name), [0]
+def fatal(*arguments):
+    calls[0] += 1
+    if calls[0] == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+setattr(files.os, name, fatal)
+from onelip.cli import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of its own process that nothing stopped."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    finish("--out", out, epochs=EPOCHS)
+    return out
+
+
+EPOCHS = 12
+
+
+def finish(*arguments, epochs=EPOCHS):
+    flags = [*SMALL_FLAGS, "--epochs", str(epochs)] if "--resume" not in arguments else []
+    process = start("train", *flags, *arguments)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+
+
+def test_killed_at_random_moments(whole, tmp_path):
+    """Steps, evaluations and checkpoints take turns within milliseconds; the kill comes into any of them."""
+    rng = random.Random(0)
+    out, kills, seen = tmp_path / "run", 0, set()
+    arguments = ["--out", out, *SMALL_FLAGS, "--epochs", str(EPOCHS)]
+    while kills < 4:
+        process = start("train", *arguments, "--save-steps", "2")
+        before = position(out)
+        while process.poll() is None and position(out) == before:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.25))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if process.returncode == 0:  # it was faster
+            break
+        kills += 1
+        seen.add(position(out))
+        arguments = ["--resume", out]
+    assert kills >= 2
+    assert len(seen) >= 2
+    finish("--resume", out)
+    assert same_bytes(out, whole)
+    assert [line["epoch"] for line in read_log(RunDirectory(out))] == list(range(1, EPOCHS + 1))
+    for mine, theirs in zip(read_log(RunDirectory(out)), read_log(RunDirectory(whole)), strict=True):
+        for key in mine.keys() - {"seconds", "images_per_second"}:
+            assert mine[key] == theirs[key], key
+
+
+def position(out):
+    path = out / "checkpoint.safetensors"
+    if not path.exists():
+        return None
+    at = read_position(path)
+    return at.epoch, at.batch
+
+
+@pytest.mark.parametrize(
+    ("call", "at"),
+    [
+        ("replace", 1),  # before there is a config
+        ("replace", 4),  # the first checkpoint, written but not in its place
+        ("fsync", 11),  # a later one, half on its way
+        ("replace", 14),
+    ],
+)
+def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
+    out = tmp_path / "run"
+    flags = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--save-steps", "3", "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", SUICIDE, call, str(at), *flags], env=ENVIRONMENT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    if at == 1:  # nothing was begun: the same command begins again
+        finish("--out", out)
+    else:
+        finish("--resume", out)
+    assert same_bytes(out, whole)
+    assert not list(out.glob("*.part"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_save_and_tell_how_to_go_on(whole, tmp_path, number, code):
+    out = tmp_path / "run"
+    process = start("train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--out", out)
+    while process.poll() is None and (position(out) or (0, 0)) < (1, 0):
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"go on with\n  onelip train --resume {out}" in err
+    assert "Traceback" not in err
+    assert position(out) != (EPOCHS, 0)
+    finish("--resume", out)
+    assert same_bytes(out, whole)
+
+
+def test_a_second_process_is_kept_away(tmp_path):
+    with onelip.training.run_directory.open_run(RunDirectory(tmp_path), resume=False):
+        with pytest.raises(RunError, match="another process writes"):
+            train(SMALL, tmp_path)
+
+
+def test_file_size_limit_of_the_system(tmp_path, whole):
+    """A real write that really fails: the checkpoint does not fit any more."""
+    out = tmp_path / "run"
+    flags = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--out", str(out)]
+    size = (whole / "checkpoint.safetensors").stat().st_size
+
+    def limit():  # the first checkpoint has no momentum, so it is smaller
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, size - 1))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "onelip", *flags], env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=limit
+    )
+    assert done.returncode == 1
+    assert "the disk is full" in done.stderr
+    assert "the last good one is kept" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert position(out) == (0, 0)
+    finish("--resume", out)
+    assert same_bytes(out, whole)
+
+
+@pytest.fixture
+def half(tmp_path):
+    """A run of one epoch of three, as a kill leaves it."""
+    out = tmp_path / "half"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onelip.training.loop.RunLog.write", _fail_in_epoch_two)
+        with pytest.raises(ZeroDivisionError):
+            train(SMALL, out)
+    assert position(out) == (1, 0)
+    return out
+
+
+def _fail_in_epoch_two(self, line):
+    if line["epoch"] == 2:
+        raise ZeroDivisionError
+    with self.path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_a_run_that_has_not_ended_can_be_looked_at(half):
+    assert not load_run(half).is_finished
+
+
+def test_the_log_is_trimmed_to_the_checkpoint(half, tmp_path):
+    """What was logged after the checkpoint comes again; a line that was cut short is dropped."""
+    with (half / "log.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "accuracy": 0}\n{"epoch": 3, "accu')
+    train(SMALL, half, resume=True)
+    train(SMALL, tmp_path / "whole")
+    assert same_bytes(half, tmp_path / "whole")
+    log = read_log(RunDirectory(half))
+    assert [line["epoch"] for line in log] == [1, 2, 3]
+    assert log[1]["accuracy"] > 0
+
+
+def test_bad_checkpoints_are_named_and_left_alone(half):
+    path = half / "checkpoint.safetensors"
+    good = path.read_bytes()
+
+    def refused(message):
+        bad = path.read_bytes()
+        with pytest.raises(CheckpointError, match=message):
+            train(SMALL, half, resume=True)
+        assert path.read_bytes() == bad
+        path.write_bytes(good)
+
+    path.write_bytes(good[: len(good) // 2])
+    refused("damaged or truncated")
+    path.write_bytes(b"")
+    refused("damaged or truncated")
+    path.write_bytes(b"not a checkpoint at all, but long enough to be one")
+    refused("damaged or truncated")
+    tensors = load_file(path)
+    save_file(tensors, path, {"format": "onelip checkpoint 2"})
+    refused("expected the format 'onelip checkpoint 1', got 'onelip checkpoint 2'")
+    facts = {"format": "onelip checkpoint 1", "position": "{}", "data": "x"}
+    save_file(tensors, path, facts)
+    refused("position")
+    name = next(n for n in tensors if n.startswith("model."))
+    rest = {key: tensor for key, tensor in tensors.items() if key != name}
+    facts["position"] = json.dumps({"epoch": 1, "batch": 0, "loss_sum": 0.0, "images": 0, "seconds": 0.0})
+    facts["data"] = onelip.data.load_data("digits").fingerprint
+    save_file(rest, path, facts)
+    refused("another architecture")
+    save_file({**tensors, "model.more": torch.zeros(1)}, path, facts)
+    refused("another architecture")
+    save_file({**rest, name: torch.zeros(1, 2)}, path, facts)
+    refused(f"'{name}' of shape .* got shape 1x2")
+    save_file({**rest, name: torch.full_like(tensors[name], float("nan"))}, path, facts)
+    refused("NaN or infinity")
+    train(SMALL, half, resume=True)
+
+
+def test_a_checkpoint_of_another_architecture(half):
+    content = json.loads((half / "config.json").read_text())
+    content["recipe"]["model_options"][0] = "channels=16"
+    (half / "config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="another architecture"):
+        load_run(half)
+
+
+def test_data_that_have_changed(half):
+    from dataclasses import replace
+
+    data = onelip.data.load_data("digits")
+    changed = replace(data, train_images=data.train_images.flip(0), train_labels=data.train_labels.flip(0))
+    with pytest.raises(CheckpointError, match="expected the data that the run began with"):
+        train(SMALL, half, resume=True, data=changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(version=2), "config of version 1, got version 2"),
+        (lambda c: c["recipe"].update(version=7), "recipe of version 1, got version 7"),
+        (lambda c: c["recipe"].update(epochz=7), "did you mean 'epochs'"),
+        (lambda c: c.pop("data"), "fingerprint, class_names and shape"),
+        (lambda c: c["data"].update(shape=[1, 8]), "fingerprint, class_names and shape"),
+    ],
+)
+def test_configs_that_cannot_be_read(half, change, message):
+    content = json.loads((half / "config.json").read_text())
+    change(content)
+    (half / "config.json").write_text(json.dumps(content))
+    with pytest.raises(RunError, match=message):
+        load_run(half)
+
+
+def test_directories_that_are_no_runs(tmp_path):
+    with pytest.raises(RunError, match="without config.json"):
+        load_run(tmp_path)
+    with pytest.raises(RunError, match="no directory"):
+        load_run(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunError, match="damaged"):
+        load_run(tmp_path)
+
+
+def test_a_run_can_be_moved(half, tmp_path):
+    shutil.move(half, tmp_path / "moved")
+    train(SMALL, tmp_path / "moved", resume=True)
+    assert load_run(tmp_path / "moved").is_finished
