@@ -1,8 +1,11 @@
 """What the tests of training share: a small recipe, and runs in processes of their own."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from onelip.training import Recipe
@@ -27,19 +30,77 @@ SMALL_FLAGS = [
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONWARNINGS": "error"}
 
+# Processes are forked from one that has torch loaded: each is real, and can be killed, but starts at once.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["_runs", "onelip.cli.train", "onelip.training.loop", "torch._dynamo"])
+
 
 def onelip(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`onelip ...` to its end."""
+    """`python -m onelip ...` to its end."""
     command = [sys.executable, "-m", "onelip", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT | environment, timeout=120, check=False
     )
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    """`onelip ...`, not waited for."""
-    command = [sys.executable, "-m", "onelip", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+def start(
+    log: Path,
+    *arguments: str | Path,
+    die_in: tuple[str, int] | None = None,
+    limit: int = 0,
+    environment: dict[str, str] | None = None,
+) -> ForkServerProcess:
+    """`onelip ...` in a process of its own, not waited for; what it prints goes to a file.
+
+    Args:
+        log: that file.
+        *arguments: those of the command line.
+        die_in: a function of `os` and a number: at that call the process kills itself, in the middle of writing a file.
+        limit: bytes beyond which the system refuses to write a file; 0 for none.
+        environment: variables to set.
+    """
+    process = FORKS.Process(target=_command, args=(log, list(map(str, arguments)), die_in, limit, environment or {}))
+    process.start()
+    return process
+
+
+def finish(log: Path, *arguments: str | Path) -> str:
+    """The same, to its end, which must be a good one; returns what it printed."""
+    process = start(log, *arguments)
+    process.join(60)
+    assert process.exitcode == 0, log.read_text()
+    return log.read_text()
+
+
+def _command(
+    log: Path, arguments: list[str], die_in: tuple[str, int] | None, limit: int, environment: dict[str, str]
+) -> None:
+    import resource
+    import signal
+
+    import torch
+
+    from onelip.cli import main
+    from onelip.training import files
+
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    if die_in:
+        name, at = die_in
+        real, calls = getattr(os, name), []
+
+        def fatal(*arguments: object) -> object:
+            calls.append(arguments)
+            if len(calls) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments)
+
+        setattr(files.os, name, fatal)
+    with log.open("a", buffering=1) as out, redirect_stdout(out), redirect_stderr(out):
+        code = main(arguments)
+    sys.exit(code)
 
 
 def same_bytes(one: Path, other: Path) -> bool:

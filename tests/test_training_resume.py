@@ -1,84 +1,32 @@
 """Stop and go on: a run that is killed, wherever, ends with the weights of one that never was, bit for bit."""
 
 import json
+import os
 import random
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from _runs import SMALL, SMALL_FLAGS, finish, same_bytes, start
 from safetensors.torch import load_file, save_file
 
 import onelip
-from _runs import ENVIRONMENT, SMALL, SMALL_FLAGS, same_bytes, start
-from onelip.training import CheckpointError, RunDirectory, RunError, load_run, read_log, train
+from onelip.training import CheckpointError, RecipeError, RunDirectory, RunError, load_run, read_log, train
 from onelip.training.checkpoint import read_position
+from onelip.training.run_directory import open_run
 
-# Ends itself by SIGKILL at the given call of a function of the disk: in the middle of writing a file.
-SUICIDE = """
-import os, signal, sys
-from onelip.training import files
-name, at = sys.argv[1], int(sys.argv[2])
-real, calls = getattr(os, name), [0]
-def fatal(*arguments):
-    calls[0] += 1
-    if calls[0] == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-setattr(files.os, name, fatal)
-from onelip.cli import main
-sys.exit(main(sys.argv[3:]))
-"""
+EPOCHS = 12
+FLAGS = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS)]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of its own process that nothing stopped."""
+    """A run that nothing stopped."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    finish("--out", out, epochs=EPOCHS)
+    finish(out.parent / "log", *FLAGS, "--out", out)
     return out
-
-
-EPOCHS = 12
-
-
-def finish(*arguments, epochs=EPOCHS):
-    flags = [*SMALL_FLAGS, "--epochs", str(epochs)] if "--resume" not in arguments else []
-    process = start("train", *flags, *arguments)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, out + err
-
-
-def test_killed_at_random_moments(whole, tmp_path):
-    """Steps, evaluations and checkpoints take turns within milliseconds; the kill comes into any of them."""
-    rng = random.Random(0)
-    out, kills, seen = tmp_path / "run", 0, set()
-    arguments = ["--out", out, *SMALL_FLAGS, "--epochs", str(EPOCHS)]
-    while kills < 4:
-        process = start("train", *arguments, "--save-steps", "2")
-        before = position(out)
-        while process.poll() is None and position(out) == before:
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0.0, 0.25))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if process.returncode == 0:  # it was faster
-            break
-        kills += 1
-        seen.add(position(out))
-        arguments = ["--resume", out]
-    assert kills >= 2
-    assert len(seen) >= 2
-    finish("--resume", out)
-    assert same_bytes(out, whole)
-    assert [line["epoch"] for line in read_log(RunDirectory(out))] == list(range(1, EPOCHS + 1))
-    for mine, theirs in zip(read_log(RunDirectory(out)), read_log(RunDirectory(whole)), strict=True):
-        for key in mine.keys() - {"seconds", "images_per_second"}:
-            assert mine[key] == theirs[key], key
 
 
 def position(out):
@@ -87,6 +35,33 @@ def position(out):
         return None
     at = read_position(path)
     return at.epoch, at.batch
+
+
+def test_killed_at_random_moments(whole, tmp_path):
+    """Steps, evaluations and checkpoints take turns within milliseconds; the kill comes into any of them."""
+    rng = random.Random(0)
+    out, log, seen = tmp_path / "run", tmp_path / "log", []
+    arguments = [*FLAGS, "--out", out]
+    for _ in range(12):
+        before = position(out)
+        process = start(log, *arguments, "--save-steps", "2")
+        while process.is_alive() and position(out) == before:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0.0, 0.05))
+        process.kill()
+        process.join()
+        if process.exitcode == 0:  # it was faster
+            break
+        seen.append(position(out))
+        arguments = ["train", "--resume", out]
+    assert len(set(seen)) >= 3
+    finish(log, "train", "--resume", out)
+    assert same_bytes(out, whole)
+    mine, theirs = read_log(RunDirectory(out)), read_log(RunDirectory(whole))
+    for line in (*mine, *theirs):
+        line.pop("seconds")
+        line.pop("images_per_second")
+    assert mine == theirs
 
 
 @pytest.mark.parametrize(
@@ -99,58 +74,51 @@ def position(out):
     ],
 )
 def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
-    out = tmp_path / "run"
-    flags = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--save-steps", "3", "--out", str(out)]
-    done = subprocess.run([sys.executable, "-c", SUICIDE, call, str(at), *flags], env=ENVIRONMENT, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    if at == 1:  # nothing was begun: the same command begins again
-        finish("--out", out)
-    else:
-        finish("--resume", out)
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(log, *FLAGS, "--save-steps", "3", "--out", out, die_in=(call, at))
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
+    # Where nothing was begun the same command begins again.
+    finish(log, *(FLAGS if at == 1 else ["train"]), "--out" if at == 1 else "--resume", out)
     assert same_bytes(out, whole)
     assert not list(out.glob("*.part"))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_save_and_tell_how_to_go_on(whole, tmp_path, number, code):
-    out = tmp_path / "run"
-    process = start("train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--out", out)
-    while process.poll() is None and (position(out) or (0, 0)) < (1, 0):
-        time.sleep(0.005)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert f"go on with\n  onelip train --resume {out}" in err
-    assert "Traceback" not in err
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(log, *FLAGS, "--out", out)
+    while process.is_alive() and (position(out) or (0, 0)) < (1, 0):
+        time.sleep(0.002)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(60)
+    text = log.read_text()
+    assert process.exitcode == code, text
+    assert f"go on with\n  onelip train --resume {out}" in text
+    assert "Traceback" not in text
     assert position(out) != (EPOCHS, 0)
-    finish("--resume", out)
+    finish(log, "train", "--resume", out)
     assert same_bytes(out, whole)
 
 
 def test_a_second_process_is_kept_away(tmp_path):
-    with onelip.training.run_directory.open_run(RunDirectory(tmp_path), resume=False):
-        with pytest.raises(RunError, match="another process writes"):
-            train(SMALL, tmp_path)
+    with open_run(RunDirectory(tmp_path), SMALL, resume=False), pytest.raises(RunError, match="another process writes"):
+        train(SMALL, tmp_path)
 
 
-def test_file_size_limit_of_the_system(tmp_path, whole):
-    """A real write that really fails: the checkpoint does not fit any more."""
-    out = tmp_path / "run"
-    flags = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS), "--out", str(out)]
-    size = (whole / "checkpoint.safetensors").stat().st_size
-
-    def limit():  # the first checkpoint has no momentum, so it is smaller
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, size - 1))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "onelip", *flags], env=ENVIRONMENT, capture_output=True, text=True, preexec_fn=limit
-    )
-    assert done.returncode == 1
-    assert "the disk is full" in done.stderr
-    assert "the last good one is kept" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_disk_that_is_really_full(whole, tmp_path):
+    """The system refuses a checkpoint that has grown: the first one has no momentum, so it is smaller."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(log, *FLAGS, "--out", out, limit=(whole / "checkpoint.safetensors").stat().st_size - 1)
+    process.join(60)
+    text = log.read_text()
+    assert process.exitcode == 1, text
+    assert "the disk is full" in text
+    assert "the last good one is kept" in text
+    assert "Traceback" not in text
     assert position(out) == (0, 0)
-    finish("--resume", out)
+    finish(log, "train", "--resume", out)
     assert same_bytes(out, whole)
 
 
@@ -263,13 +231,19 @@ def test_configs_that_cannot_be_read(half, change, message):
 
 
 def test_directories_that_are_no_runs(tmp_path):
-    with pytest.raises(RunError, match="without config.json"):
+    with pytest.raises(RunError, match=r"without config\.json"):
         load_run(tmp_path)
     with pytest.raises(RunError, match="no directory"):
         load_run(tmp_path / "nothing")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):
         load_run(tmp_path)
+
+
+def test_a_run_keeps_its_recipe(half):
+    with pytest.raises(RecipeError, match=r"expected the run's own --lr 0\.05, got 0\.1"):
+        train(SMALL.replace(lr=0.1), half, resume=True)
+    train(SMALL.replace(channels_last=False), half, resume=True)  # only the machine's ways
 
 
 def test_a_run_can_be_moved(half, tmp_path):

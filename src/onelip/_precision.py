@@ -27,9 +27,10 @@ class _FullPrecision(AbstractContextManager[None]):
         self.plain = plain
         self.settings: tuple[Any, ...] = ()
         if device_type == "cuda":
-            self.settings = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+            cudnn: Any = torch.backends.cudnn  # torch gives these no type
+            self.settings = (torch.backends.cuda.matmul, cudnn.conv)
         elif device_type == "cpu":
-            mkldnn: Any = torch.backends.mkldnn  # torch gives these two no type
+            mkldnn: Any = torch.backends.mkldnn
             self.settings = (mkldnn.matmul, mkldnn.conv)
 
     def __enter__(self) -> None:

@@ -36,7 +36,7 @@ def vouch(module: nn.Module) -> Vouch:
     """
     aol = find_aol(module) if isinstance(module, LINEAR_LAYERS) else None
     if aol is not None:
-        return Vouch(aol.lipschitz, f"AOL, {aol.extra_repr()}")
+        return Vouch(aol.lipschitz, aol.describe())
     if isinstance(module, LINEAR_LAYERS):
         kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
         return Vouch(None, f"{kind}: its norm can be anything")

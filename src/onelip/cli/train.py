@@ -1,7 +1,6 @@
 """`onelip train`: train by a preset and flags, or go on with a run."""
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import tyro
 from onelip.cli._parse import parse
 from onelip.training.errors import RecipeError, Stopped
 from onelip.training.presets import preset, preset_for
-from onelip.training.recipe import MACHINE_FIELDS, Recipe
+from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -117,14 +116,7 @@ def _check_resume(command: Train) -> None:
     assert command.resume is not None
     if command.out is not None:
         raise RecipeError("expected --resume or --out, got both; a run goes on in its own directory")
-    kept = read_config(RunDirectory(command.resume)).recipe
-    for field in dataclasses.fields(Recipe):
-        before, now = getattr(kept, field.name), getattr(command.recipe, field.name)
-        if before != now and field.name not in MACHINE_FIELDS:
-            flag = f"--{field.name.replace('_', '-')}"
-            raise RecipeError(
-                f"expected the run's own {flag} {before!r}, got {now!r}; leave the flag out, or start a new run"
-            )
+    command.recipe.check_continues(read_config(RunDirectory(command.resume)).recipe)
 
 
 def _new_directory(recipe: Recipe) -> Path:

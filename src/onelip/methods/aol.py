@@ -122,6 +122,19 @@ class AOL(nn.Module):
             extras.append(f"phases={self.geometry.phases}")
         return ", ".join(extras)
 
+    def describe(self) -> str:
+        """The same in words, for reports."""
+        words = [f"AOL on the {self.side}"]
+        if self.steps > 1:
+            words.append(f"{self.steps} Gram steps")
+        if self.log_q is not None:
+            words.append("learned channel weights")
+        if any(phase > 1 for phase in self.geometry.phases):
+            words.append(f"{'x'.join(map(str, self.geometry.phases))} phases of the stride")
+        elif self.geometry.strided:
+            words.append("plain bound for its stride")
+        return ", ".join(words)
+
     def advice(self) -> str | None:
         """A hint where the other side would serve better, else None."""
         if self.columns <= self.rows:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from onelip._summary import summary
@@ -47,6 +48,14 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
         )
     except TypeError as error:  # an option that the model or the method does not have
         raise RecipeError(f"expected options that {recipe.model} and its method know, got: {error}") from error
+
+
+def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
+    """Lay the kernels out as the recipe says; returns how, for the images."""
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    # torch's annotations do not know of this use of `to`; it is the documented one.
+    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    return layout
 
 
 def parse_options(options: tuple[str, ...]) -> dict[str, Any]:
@@ -110,6 +119,8 @@ def load_run(path: str | Path) -> LoadedRun:
     run = RunDirectory(Path(path))
     config = read_config(run)
     model = build_model(config.recipe, len(config.class_names), config.shape)
+    # The layout decides the order of sums: the same as in training, for the same numbers to the last bit.
+    set_layout(model, config.recipe)
     is_finished = run.plain.exists() and run.weights.exists()
     if not is_finished:
         load_checkpoint(run.checkpoint, model)

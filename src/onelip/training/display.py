@@ -26,7 +26,7 @@ class Display:
         """The run begins, or goes on after `done` steps."""
         self.epochs, self.steps, self.first = epochs, steps, done
         self._start = self._last_line = time.monotonic()
-        self._pauses = 0.0
+        self._pauses, self._images = 0.0, 0
         if self.console is not None and self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rates]}"))
             self.progress = Progress(*columns, console=self.console, transient=True)
@@ -38,7 +38,7 @@ class Display:
         if self.console is None:
             return
         seconds = max(time.monotonic() - self._start - self._pauses, 1e-9)
-        self._images = getattr(self, "_images", 0) + images
+        self._images += images
         left = (self.steps - step) * seconds / (step - self.first)
         rates = f"{self._images / seconds:.0f} images/s, {_clock(left)} left, loss {loss:.4f}"
         if self.progress is not None and self.task is not None:

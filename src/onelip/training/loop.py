@@ -19,7 +19,7 @@ from onelip._summary import summary
 from onelip.data import ImageData, batches, load_data, validation_split
 from onelip.export import bake
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.build import build_model, make_augmentation, save_weights
+from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
 from onelip.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes
@@ -65,11 +65,13 @@ def train(
         RunError: when the directory cannot be used.
     """
     run = RunDirectory(Path(out))
-    # fork_rng: the random numbers of the caller are the caller's.
-    with listen() as wish, torch.random.fork_rng(), processes(recipe.device) as process:
+    with listen() as wish, processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
         data = load_data(recipe.data, data_root) if data is None else data
-        with open_run(run, resume=resume) if process.is_first else nullcontext():
+        gpu = [process.device] if process.device.type == "cuda" else []
+        opened = open_run(run, recipe, resume=resume) if process.is_first else nullcontext()
+        # fork_rng: the random numbers of the caller are the caller's.
+        with opened, torch.random.fork_rng(devices=gpu):
             try:
                 return _train(recipe, run, data, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
             finally:
@@ -108,10 +110,8 @@ def _train(
 
     # The network, its loss and its optimizer.
     torch.manual_seed(recipe.seed)
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     model = build_model(recipe, data.num_classes, data.shape).to(device)
-    # torch's annotations do not know of this use of `to`; it is the documented one.
-    model = model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    layout = set_layout(model, recipe)
     lipschitz = summary(model).constant
     optimizer = make_optimizer(model, recipe)
     summed_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature, reduction="sum")
@@ -222,7 +222,7 @@ def _train(
         log.close()
         plain = bake(model)
         save_weights(run, model, plain)
-        for name, part in {"validation": used, "test": data}.items() if recipe.validation else {"test": data}.items():
+        for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
             found = evaluate(plain, part.test_images, part.test_labels, lipschitz=lipschitz, loss=mean_loss)
             results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
         write_json(run.results, results)

@@ -22,15 +22,17 @@ _SHORT = Recipe(
     rotation=0.0,
 )
 
-# The digits that come with the package, in about a minute on two cores.
+# The digits that come with the package, in about a minute on two cores. Chosen on a validation split: of learning rates,
+# batch sizes, offsets (a smaller one than the paper's is worth more at the small radii) and weight decays; shifting or
+# turning images as small as 8x8 costs accuracy.
 _DIGITS = Recipe(
     data="digits",
     model="patchwise-tiny",
-    epochs=50,
-    batch_size=50,
-    lr=0.05,
+    epochs=35,
+    batch_size=25,
+    offset=1.0,
+    lr=0.1,
     schedule="one-cycle",
-    weight_decay=0.0,
     augment=False,
 )
 

@@ -126,6 +126,16 @@ class Recipe:
         """A copy with other values."""
         return dataclasses.replace(self, **changes)
 
+    def check_continues(self, kept: Self) -> None:
+        """Refuse to go on with a run by another recipe than its own; only the machine may be another."""
+        for field in dataclasses.fields(self):
+            before, now = getattr(kept, field.name), getattr(self, field.name)
+            if before != now and field.name not in MACHINE_FIELDS:
+                raise RecipeError(
+                    f"expected the run's own --{field.name.replace('_', '-')} {before!r}, got {now!r}; leave it as it "
+                    "is, or start a new run"
+                )
+
     def to_json(self) -> dict[str, Any]:
         """All fields and the version, as JSON takes them.
 

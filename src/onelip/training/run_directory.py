@@ -128,13 +128,13 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 
 @contextmanager
-def open_run(run: RunDirectory, *, resume: bool) -> Iterator[None]:
+def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
     """Make the directory of a new run, or take that of an old one, and keep other processes from writing there.
 
     The lock ends with the process, however it ends.
     """
     if resume:
-        read_config(run)
+        recipe.check_continues(read_config(run).recipe)
     elif run.config.exists():
         raise RunError(
             f"{run.path}: expected a new directory, got one that holds a run; "

@@ -1,0 +1,237 @@
+"""The command line as a person or a script meets it."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from _runs import ENVIRONMENT, SMALL_FLAGS, onelip
+
+from onelip._version import __version__
+from onelip.cli import VERBS, main
+from onelip.training import RunDirectory, load_run, preset, read_config
+
+FLAGS = ["train", *SMALL_FLAGS, "--epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of one epoch, by `python -m onelip`, with the answer as JSON."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    done = onelip(*FLAGS, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def call(capsys, *arguments):
+    """In this process: exit code, standard output, standard error."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as exit:  # how tyro ends
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
+
+
+# Help, names, versions.
+
+
+@pytest.mark.parametrize("arguments", ["", "--help", *(f"{verb} --help" for verb in VERBS), "data fetch --help"])
+def test_help_does_not_load_torch(arguments):
+    code = (
+        "import sys, time; from onelip.cli import main\n"
+        "try: code = main(sys.argv[1:])\n"
+        "except SystemExit as exit: code = exit.code\n"
+        "assert not code and 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "assert time.process_time() < 1, time.process_time()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: onelip" in done.stdout
+
+
+def test_data_needs_no_torch():
+    code = "import sys; from onelip.cli import main; main(['data', '--json']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert "digits" in [row["name"] for row in json.loads(done.stdout)["data"]]
+
+
+def test_help_shows_the_defaults_of_the_preset(capsys):
+    assert re.search(
+        r"--epochs INT.*?default: 1000", call(capsys, "train", "--data", "cifar10", "--help")[1], re.DOTALL
+    )
+    short = call(capsys, "train", "--preset", "short", "--help")[1]
+    assert re.search(rf"--epochs INT.*?default: {preset('short').epochs}\)", short, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["tarin"], 2, "did you mean 'train'"),
+        (["train", "--epoch", "3"], 2, "--epochs"),
+        (["train", "--epochs", "many"], 2, "many"),
+        (["train", "--epochs", "0"], 2, "epochs"),
+        (["train", "--schedule", "stpes"], 2, "one-cycle"),
+        (["train", "--preset", "papr"], 2, "did you mean 'paper'"),
+        (["train", "--model", "patchwise-tyni"], 2, "did you mean 'patchwise-tiny'"),
+        (["train", "--method", "alo"], 2, "did you mean 'aol'"),
+        (["train", "--data", "digit"], 1, "did you mean 'digits'"),
+        (["train", "--device", "tpu"], 2, "expected a device"),
+        (["train", "--model-options", "wide=1"], 2, "wide"),
+        (["train", "--resume", "nothing"], 1, "no directory"),
+        (["train", "--resume", "nothing", "--preset", "paper"], 2, "expected --resume or --preset, got both"),
+        (["evaluate"], 2, "Required"),
+        (["evaluate", "nothing"], 1, "no directory"),
+        (["data", "fecth"], 2, "did you mean 'fetch'"),
+        (["data", "fetch", "cifar"], 2, "did you mean 'cifar10'"),
+        (["data", "fetch", "digits"], 2, "come with the package"),
+        (["models", "--filtre", "x"], 2, "--filter"),
+    ],
+)
+def test_mistakes_are_told_in_words(capsys, tmp_path, monkeypatch, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    got, out, err = call(capsys, *arguments)
+    assert got == code
+    assert message in out + err
+    assert not list(tmp_path.glob("runs/*/config.json"))
+
+
+def test_lists(capsys):
+    assert call(capsys, "--version")[1] == f"onelip {__version__}\n"
+    assert "aol-small" in json.loads(call(capsys, "models", "--json")[1])
+    assert call(capsys, "models", "--filter", "aol-s*")[1].split() == ["aol-small", "aol-std"]
+    assert json.loads(call(capsys, "methods", "--json")[1])[0]["guarantee"]
+    assert "aol" in call(capsys, "methods")[1]
+    listed = call(capsys, "data", "list", "--root", "/nowhere")[1]
+    assert "onelip data fetch cifar10" in listed
+    assert "/nowhere" in listed
+
+
+def test_fetch_says_what_went_wrong(capsys, tmp_path):
+    code, _, err = call(capsys, "data", "fetch", "mnist", "--root", tmp_path, "--url", "http://127.0.0.1:9")
+    assert code == 1
+    assert "no connection" in err
+
+
+# Training and evaluating.
+
+
+def test_json_is_all_that_standard_output_holds(run):
+    out, done = run
+    results = json.loads(done.stdout)
+    assert results["run"] == str(out)
+    assert results["test"]["images"] == 355
+    assert "epoch 1/1" in done.stderr
+
+
+def test_the_run_has_the_recipe_of_the_flags(run):
+    recipe = read_config(RunDirectory(run[0])).recipe
+    options = ("channels=8", "width=2", "convs=1", "linears=1")
+    assert recipe == preset("digits").replace(model_options=options, batch_size=250, augment=True, epochs=1)
+
+
+def test_evaluate(run, capsys):
+    out, done = run
+    code, text, _ = call(capsys, "evaluate", out, "--json")
+    assert code == 0
+    results, expected = json.loads(text), json.loads(done.stdout)["test"]
+    assert results["finished"]
+    assert {key: results[key] for key in expected} == expected
+    assert results["mode"] == "by construction (real arithmetic)"
+    text = call(capsys, "evaluate", out)[1]
+    assert "by construction (real arithmetic)" in text
+    assert all(re.search(rf"^ *{name} ", text, re.MULTILINE) for name in [*range(10), "all"])
+
+
+def test_a_run_keeps_its_recipe(run, capsys):
+    out, _ = run
+    code, _, err = call(capsys, "train", "--resume", out, "--lr", "0.7")
+    assert code == 2
+    assert "--lr 0.05, got 0.7" in err or re.search(r"own --lr [\d.]+, got 0.7", err)
+    assert call(capsys, "train", "--resume", out, "--out", out)[0] == 2
+    assert call(capsys, "train", "--resume", out, "--device", "cpu")[0] == 0
+    code, _, err = call(capsys, *FLAGS, "--out", out)
+    assert code == 1
+    assert f"onelip train --resume {out}" in err
+
+
+def test_runs_get_names_of_their_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        code, text, _ = call(capsys, *FLAGS)
+        assert code == 0
+        assert f"The run is in runs/digits-patchwise-tiny-{number}" in text
+        assert "accuracy" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(errno.EROFS, "read-only"), (errno.EACCES, "read-only"), (errno.ENOSPC, "full")]
+)
+def test_directories_that_cannot_be_written(capsys, tmp_path, monkeypatch, number, message):
+    def refuse(self, *arguments, **settings):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    code, _, err = call(capsys, *FLAGS, "--out", tmp_path / "new")
+    assert code == 1
+    assert message in err
+    assert err.count("\n") == 1
+
+
+# Own data that do not fit.
+
+
+def npz(path, size=8, channels=1, classes=2, seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for part, count in (("train", 40), ("test", 10)):
+        arrays[f"{part}_images"] = rng.integers(0, 256, (count, channels, size, size), dtype=np.uint8)
+        arrays[f"{part}_labels"] = np.arange(count) % classes
+    np.savez(path, **arrays)
+    return path
+
+
+def test_own_images(capsys, tmp_path):
+    path = npz(tmp_path / "own.npz", channels=3)
+    out = tmp_path / "run"
+    small = ["--model", "patchwise-tiny", "--epochs", "1", "--batch-size", "20"]
+    code, _, err = call(capsys, "train", "--data", path, *small, "--out", out)
+    assert code == 0, err
+    assert load_run(out).config.shape == (3, 8, 8)
+    npz(path, channels=3, seed=1)
+    code, _, err = call(capsys, "evaluate", out)
+    assert code == 1
+    assert "expected the data of the run" in err
+    assert call(capsys, "evaluate", out, "--data", path)[0] == 0
+    code, _, err = call(capsys, "evaluate", out, "--data", "digits")
+    assert code == 1
+    assert "expected images 3x8x8 of 2 classes, got 1x8x8 of 10" in err
+
+
+def test_images_whose_size_does_not_divide(capsys, tmp_path):
+    path = npz(tmp_path / "own.npz", size=30)
+    code, _, err = call(capsys, "train", "--data", path, "--model", "aol-small", "--out", tmp_path / "run")
+    assert code == 1
+    assert "multiple of 4" in err
+    assert err.count("\n") == 1
+
+
+def test_mistakes_of_our_own_are_not_hidden(monkeypatch):
+    def broken(arguments):
+        raise KeyError("ours")
+
+    monkeypatch.setattr("onelip.cli.models.run", broken)
+    with pytest.raises(KeyError):
+        main(["models"])
+    monkeypatch.setattr("onelip.cli.models.run", lambda arguments: json.loads("{"))
+    assert main(["models"]) == 1
+    monkeypatch.setenv("ONELIP_TRACEBACK", "1")
+    with pytest.raises(ValueError):
+        main(["models"])

@@ -1,0 +1,103 @@
+"""Two processes: the weights of one, up to the order of sums; one log, one checkpoint; stopping together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from _runs import ENVIRONMENT, SMALL, SMALL_FLAGS, same_bytes, start
+from safetensors.torch import load_file
+
+from onelip.training import RunDirectory, read_log, train
+from onelip.training.checkpoint import read_position
+
+# An odd batch, so that the parts of the processes differ.
+FLAGS = ["train", *SMALL_FLAGS, "--batch-size", "241", "--epochs", "3"]
+RECIPE = SMALL.replace(batch_size=241)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one process."""
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    train(preset_of_flags(), out)
+    return out
+
+
+def preset_of_flags():
+    from onelip.training import preset
+
+    changes = {name: getattr(RECIPE, name) for name in ("model_options", "batch_size", "epochs")}
+    return preset("digits").replace(augment=True, **changes)
+
+
+def pair(log: Path, *arguments: str | Path) -> list:
+    """Two processes that know of each other as torchrun would tell them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        start(log.with_name(f"log{rank}"), *arguments, environment=common | {"RANK": rank, "LOCAL_RANK": rank})
+        for rank in ("0", "1")
+    ]
+
+
+def finish_pair(log: Path, *arguments: str | Path) -> None:
+    processes = pair(log, *arguments)
+    for rank, process in enumerate(processes):
+        process.join(90)
+        assert process.exitcode == 0, log.with_name(f"log{rank}").read_text()
+
+
+def assert_close(one: Path, other: Path) -> None:
+    ours, theirs = load_file(one / "weights.safetensors"), load_file(other / "weights.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def test_torchrun(alone, tmp_path):
+    """The command as users write it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "onelip"]
+    out = tmp_path / "run"
+    environment = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONWARNINGS"}
+    done = subprocess.run(
+        [*command, *FLAGS, "--out", out], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_close(out, alone)
+    assert [line["epoch"] for line in read_log(RunDirectory(out))] == [1, 2, 3]
+    assert done.stdout.count("epoch 3/3") == 1  # only the first process speaks
+    assert done.stdout.count("The run is in") == 1
+    assert '"processes": 2' in (out / "environment.json").read_text()
+
+
+def test_stop_and_go_on_together(alone, tmp_path):
+    whole, out, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
+    finish_pair(log, *FLAGS, "--out", whole)
+    assert_close(whole, alone)
+    processes = pair(log, *FLAGS, "--out", out)
+    checkpoint = out / "checkpoint.safetensors"
+    while all(p.is_alive() for p in processes) and not (checkpoint.exists() and read_position(checkpoint).epoch):
+        time.sleep(0.002)
+    os.kill(processes[1].pid, signal.SIGTERM)  # only one hears it
+    for process in processes:
+        process.join(90)
+    assert [process.exitcode for process in processes] == [143, 143], log.with_name("log0").read_text()
+    assert f"--resume {out}" in log.with_name("log0").read_text()
+    finish_pair(log, "train", "--resume", out)
+    assert same_bytes(out, whole)
+
+
+def test_a_part_without_images(tmp_path):
+    """1442 = 1441 + 1: of the last batch one of the processes gets nothing, and waits for the other all the same."""
+    flags = ["train", *SMALL_FLAGS, "--batch-size", "1441", "--epochs", "1"]
+    finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
+    train(preset_of_flags().replace(batch_size=1441, epochs=1), tmp_path / "one")
+    assert_close(tmp_path / "two", tmp_path / "one")
