@@ -1,6 +1,7 @@
 """The verb and the parametrization: options, numerics, assignment, and life with the rest of torch."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -47,11 +48,14 @@ def test_after_another_parametrization_the_last_one_decides():
         ({"steps": 0}, "expected steps"),
         ({"steps": 2.0}, "expected steps"),
         ({"steps": 100}, "expected steps"),
-        ({"lipschitz": 0.0}, "positive and finite"),
-        ({"lipschitz": -1.0}, "positive and finite"),
-        ({"lipschitz": float("nan")}, "positive and finite"),
-        ({"lipschitz": float("inf")}, "positive and finite"),
-        ({"name": "kernel"}, "to have a tensor 'kernel'"),
+        ({"lipschitz": 0.0}, "a positive number"),
+        ({"lipschitz": -1.0}, "a positive number"),
+        ({"lipschitz": float("nan")}, "a positive number"),
+        ({"lipschitz": float("inf")}, "a positive number"),
+        ({"lipschitz": "2"}, "a positive number"),
+        ({"lipschitz": 1e60}, "a positive number"),
+        ({"name": "bias"}, "'bias' to be a weight of Linear"),
+        ({"name": "kernel"}, "'kernel' to be a weight of Linear"),
     ],
 )
 def test_bad_options(options, message):
@@ -128,12 +132,32 @@ def test_weights_q_learn(steps):
     assert exact_norm(layer, (4, 6, 6)) <= 1 + 1e-14
 
 
-def test_weights_q_of_any_size_are_sound():
-    layer = onelip.aol(nn.Linear(6, 6, dtype=torch.float32), learn_weights=True)
-    for size in (1e2, 1e30):
-        with torch.no_grad():
-            find_aol(layer).log_q.copy_(torch.linspace(-size, size, 6)[None])
-        assert exact_norm(layer, (6,)) <= 1 + 1e-6
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("columns", [6, 40])
+def test_weights_q_of_any_size_are_sound(steps, columns):
+    torch.manual_seed(0)
+    layer = onelip.aol(nn.Linear(columns, columns), learn_weights=True, steps=steps)
+    for matrix in (torch.eye(columns), torch.randn(columns, columns)):
+        for size in (1.0, 50.0, 52.0, 110.0, 1e30):
+            with torch.no_grad():
+                original_of(layer).copy_(matrix)
+                original_of(layer)[1, 1] = 1.3
+                find_aol(layer).log_q.copy_(torch.linspace(-size, 0, columns)[None])
+            assert exact_norm(layer, (columns,)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("small", [1e-1, 1e-3, 1e-5])
+def test_uneven_columns_survive_several_steps(steps, small):
+    """Powers of the Gram matrix tear columns of different size apart; orthogonal ones still become units."""
+    layer = onelip.aol(nn.Linear(40, 40, bias=False), steps=steps)
+    with torch.no_grad():
+        original_of(layer).copy_(torch.eye(40))
+        original_of(layer)[3, 3] = small
+        original_of(layer)[7, 7] = 0
+    expected = torch.eye(40)
+    expected[7, 7] = 0
+    assert torch.allclose(layer.weight, expected, atol=1e-6)
 
 
 def test_zero_weights_give_zero_with_finite_gradients():
@@ -167,7 +191,9 @@ def test_low_precision_parameters(dtype):
     with torch.no_grad():
         original_of(wide).copy_(original_of(layer))
     assert torch.equal(layer.weight, wide.weight.to(dtype))
-    assert exact_norm(layer, (8, 6, 6)) <= 1 + 16 * torch.finfo(dtype).eps
+    constant = onelip.summary(layer).constant
+    assert constant is not None
+    assert exact_norm(layer, (8, 6, 6)) <= constant <= 1 + 8.5 * torch.finfo(dtype).eps / 2
     layer.weight.float().sum().backward()
     assert original_of(layer).grad.isfinite().all()
 
@@ -198,6 +224,22 @@ def test_reduced_matmul_precision_is_kept_away_and_restored(precision):
         torch.set_float32_matmul_precision(before)
     assert seen == [("ieee", "ieee")]
     assert outside in ("tf32", "bf16")
+
+
+def test_settings_survive_threads():
+    before = torch.get_float32_matmul_precision()
+    layer = onelip.aol(nn.Linear(40, 40))
+    try:
+        torch.set_float32_matmul_precision("medium")
+        expected = torch.backends.mkldnn.matmul.fp32_precision
+        threads = [threading.Thread(target=lambda: [layer.weight for _ in range(50)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert torch.backends.mkldnn.matmul.fp32_precision == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -337,8 +379,7 @@ def test_meta_device():
 def test_flushed_denormals():
     """torch.set_flush_denormal makes underflow worse; the bound has to stand it."""
     torch.manual_seed(0)
-    if not torch.set_flush_denormal(True):
-        pytest.fail("expected a processor that can flush denormals")
+    torch.set_flush_denormal(True)  # a processor that cannot do it only makes the test easier
     try:
         layer = onelip.aol(nn.Linear(50, 50))
         with torch.no_grad():

@@ -118,6 +118,15 @@ def test_non_finite_is_refused_by_name():
         onelip.bake(net)
 
 
+def test_nan_in_a_buffer_is_refused_and_a_mask_is_not():
+    net = nn.Sequential(onelip.nn.AOLLinear(3, 3), nn.BatchNorm1d(3))
+    net.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    onelip.bake(net)
+    net[1].running_var[1] = float("nan")
+    with pytest.raises(onelip.NonFiniteWeight, match=r"'1.running_var'"):
+        onelip.bake(net)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch.onnx's own
 def test_baked_network_in_onnx_runtime(tmp_path):
     torch.manual_seed(0)

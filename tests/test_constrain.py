@@ -1,5 +1,8 @@
 """The verb for a whole model, and what it says."""
 
+import warnings
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +35,7 @@ def test_constrains_what_it_can_and_says_the_rest(capsys):
     assert onelip.summary(model).not_vouched == ["3", "6"]
     assert "NOT vouched for: 2 of 8 modules (3, 6)" in said
     assert "left as it was, 3: expected zero or circular padding" in said
-    assert "advice for 7: side='outputs'" in said
+    assert "advice for 7: side='outputs' can be tighter" in said
     assert "own deviation" in said
 
 
@@ -133,7 +136,7 @@ def test_residual_shows_its_branch_without_counting_it_twice():
 @pytest.mark.parametrize(
     "module",
     [
-        nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Tanhshrink(), nn.Softplus(),
+        nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Tanh(), nn.Sigmoid(), nn.Softsign(), nn.Tanhshrink(),
         nn.LogSigmoid(), nn.CELU(0.3), nn.Softshrink(), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(),
         nn.Hardswish(), nn.SELU(), nn.LeakyReLU(3.0), nn.PReLU(init=-2.0), nn.ELU(2.0),
     ],
@@ -212,6 +215,74 @@ def test_batch_norm_in_eval():
 )
 def test_nobody_vouches(module):
     assert vouch(module).constant is None
+
+
+class Ten(onelip.nn.MaxMin):
+    def forward(self, x):
+        return 10 * super().forward(x)
+
+
+class Silent(onelip.nn.LipschitzModule):
+    def forward(self, x):
+        return 5 * x
+
+
+class BigLinear(nn.Linear):
+    def forward(self, x):
+        return 10 * super().forward(x)
+
+
+def with_hook(module):
+    module.register_forward_hook(lambda module, args, output: 10 * output)
+    return module
+
+
+def with_own_forward(module):
+    module.forward = lambda x: 10 * x
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Ten,
+        Silent,
+        lambda: onelip.aol(BigLinear(3, 3)),
+        lambda: with_hook(onelip.nn.AOLLinear(3, 3)),
+        lambda: with_hook(nn.Sequential(nn.ReLU())),
+        lambda: with_own_forward(nn.ReLU()),
+        lambda: nn.CELU(-1.0),
+        lambda: nn.Softplus(),
+        lambda: nn.ELU(float("nan")),
+        lambda: nn.LeakyReLU(float("nan")),
+        lambda: nn.PReLU(init=float("nan")),
+        lambda: nn.MaxPool2d(2, return_indices=True),
+    ],
+)
+def test_what_only_looks_harmless_is_not_vouched_for(make):
+    summary = onelip.summary(nn.Sequential(make()))
+    assert summary.constant is None
+    assert summary.not_vouched
+
+
+def test_loaded_alpha_outside_of_zero_one():
+    layer = onelip.nn.ConvexResidual(nn.ReLU(), alpha=0.5, learnable=False)
+    layer.load_state_dict({"fixed_alpha": torch.tensor(5.0)})
+    assert onelip.summary(layer).constant is None
+
+
+def test_average_pooling_is_rounded_up():
+    constant = vouch(nn.AvgPool2d(10, 4)).constant
+    assert constant is not None
+    assert Fraction(constant) ** 2 >= Fraction(9, 100)
+
+
+def test_old_style_reparametrizations_are_refused(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch wants it to be replaced, too
+        model = nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(3, 3)))
+    onelip.constrain(model)
+    assert "computed by a hook" in capsys.readouterr().out
 
 
 def test_subclasses_are_not_trusted():

@@ -124,6 +124,11 @@ def test_refusal_happens_in_the_constructor():
         onelip.nn.AOLConv2d(3, 3, 3, padding=1, padding_mode="reflect")
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_layers_without_entries_as_torch_allows_them():
+    assert onelip.nn.AOLLinear(4, 0)(torch.zeros(2, 4)).shape == (2, 0)
+
+
 def test_device_and_dtype_arguments():
     layer = onelip.nn.AOLConv1d(2, 2, 3, device="cpu", dtype=torch.float64, learn_weights=True)
     assert {p.dtype for p in layer.parameters()} == {torch.float64}

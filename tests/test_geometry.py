@@ -82,6 +82,8 @@ def test_strided_circular_with_a_promised_size_is_tight_and_keeps_the_promise():
     for model in (layer, onelip.bake(layer)):
         with pytest.raises(ValueError, match=r"multiple of \(2,\), got \(5,\)"):
             model(torch.zeros(1, 1, 5, dtype=torch.float64))
+        with pytest.raises(ValueError, match="multiple of"):
+            model(input=torch.zeros(1, 1, 5, dtype=torch.float64))
 
 
 def test_promised_size_that_does_not_close_uses_the_plain_bound():

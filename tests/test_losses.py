@@ -34,7 +34,7 @@ def test_defaults_are_the_papers():
 
 
 def test_gradient_stays_near_one_below_the_margin():
-    """The paper: gradient magnitude close to 1 as long as the margin is less than 1/2 (here: of the two scores' axis)."""
+    """The paper: the gradient stays close to 1 as long as the margin is less than 1/2."""
     scores = torch.tensor([[0.5, 0.0]], requires_grad=True)
     OffsetCrossEntropy()(scores, torch.tensor([0])).backward()
     assert scores.grad is not None

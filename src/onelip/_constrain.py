@@ -52,7 +52,7 @@ def constrain(
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     refused = {}
     for name, layer in layers:
-        if owners[id(layer.weight)] > 1:
+        if owners[id(layer._parameters.get("weight"))] > 1:
             refused[name] = "its weight is shared with another module, which would change with it; untie them first"
         elif reason := _refusal(layer, chosen, options):
             refused[name] = reason
@@ -90,6 +90,8 @@ def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str |
     """Why the method cannot serve this layer, found out on a copy without memory; wrong options raise right away."""
     if not isinstance(layer, method.layers):
         return f"{method.name} does not serve {type(layer).__name__}"
+    if layer._parameters.get("weight") is None:
+        return "its weight is computed by a hook (torch.nn.utils.weight_norm or alike); remove the hook first"
     weightless: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
         for p in layer.parameters()

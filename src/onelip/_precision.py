@@ -1,5 +1,6 @@
 """Keep what a proof rests on in the precision of its operands: no autocast, no TF32, no bfloat16 in disguise."""
 
+import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any
@@ -12,36 +13,56 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 
     A Gram matrix multiplied in bfloat16 or TF32 underestimates the norm by parts in a thousand; the layer would not be
     1-Lipschitz any more. Autocast does that, and so do torch.set_float32_matmul_precision and, for convolutions on a
-    GPU, torch's defaults.
+    GPU, torch's defaults. In a program compiled by torch.compile only autocast is kept away: it must not allow TF32.
     """
     # Devices without autocast (meta) have none to keep away.
     plain = (
         torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
     )
-    # A compiler traces no settings; what it compiles runs under those of the program.
     return plain if torch.compiler.is_compiling() else _FullPrecision(device.type, plain)
 
 
 class _FullPrecision(AbstractContextManager[None]):
+    """The settings belong to the process, so the first to enter changes them and the last to leave restores them."""
+
+    lock = threading.Lock()
+    inside: dict[str, int] = {}  # noqa: RUF012  how many are inside, per device type
+    before: dict[str, list[str]] = {}  # noqa: RUF012  the settings they found
+
     def __init__(self, device_type: str, plain: AbstractContextManager[object]) -> None:
+        self.device_type = device_type
         self.plain = plain
-        self.settings: tuple[Any, ...] = ()
-        if device_type == "cuda":
-            cudnn: Any = torch.backends.cudnn  # torch gives these no type
-            self.settings = (torch.backends.cuda.matmul, cudnn.conv)
-        elif device_type == "cpu":
-            mkldnn: Any = torch.backends.mkldnn
-            self.settings = (mkldnn.matmul, mkldnn.conv)
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(self.plain)
-            for setting in self.settings:
-                stack.callback(setattr, setting, "fp32_precision", setting.fp32_precision)
-                setting.fp32_precision = "ieee"
+            self._enter_settings()
+            stack.callback(self._leave_settings)
             self.stack = stack.pop_all()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stack.__exit__(kind, error, trace)
+
+    def _enter_settings(self) -> None:
+        with self.lock:
+            if self.inside.get(self.device_type, 0) == 0:
+                self.before[self.device_type] = [setting.fp32_precision for setting in _settings(self.device_type)]
+                for setting in _settings(self.device_type):
+                    setting.fp32_precision = "ieee"
+            self.inside[self.device_type] = self.inside.get(self.device_type, 0) + 1
+
+    def _leave_settings(self) -> None:
+        with self.lock:
+            self.inside[self.device_type] -= 1
+            if self.inside[self.device_type] == 0:
+                for setting, value in zip(_settings(self.device_type), self.before[self.device_type], strict=True):
+                    setting.fp32_precision = value
+
+
+def _settings(device_type: str) -> tuple[Any, ...]:
+    backends: Any = torch.backends  # torch gives these no type
+    if device_type == "cuda":
+        return backends.cuda.matmul, backends.cudnn.conv
+    return (backends.mkldnn.matmul, backends.mkldnn.conv) if device_type == "cpu" else ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onelip.bounds.modules import Vouch, vouch
+from onelip.bounds.modules import Vouch, is_changed, vouch
 from onelip.methods.aol import find_aol
 from onelip.nn._base import LipschitzModule, multiply_up
 
@@ -90,6 +90,8 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, is_inside: bool) -> I
         aol = find_aol(module)
         yield LayerSummary(name, _title(module), vouch(module), aol.advice() if aol else None, is_inside)
         is_inside = True
+    elif changed := is_changed(module):
+        yield LayerSummary(name, _title(module), Vouch(None, changed), None, is_inside)
     elif own := [key for key, parameter in module._parameters.items() if parameter is not None]:
         why = f"uses parameters of its own in forward: {', '.join(own)}"
         yield LayerSummary(name, _title(module), Vouch(None, why), None, is_inside)

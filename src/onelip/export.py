@@ -94,3 +94,9 @@ def _check_finite(model: nn.Module) -> None:
                 f"expected finite weights, got {bad} NaN or infinite of {parameter.numel()} in {name!r}; "
                 "training has diverged: go back to an earlier checkpoint"
             )
+    for name, buffer in model.named_buffers():
+        # Infinities can be meant in a buffer (a mask); NaN never is.
+        if not buffer.is_meta and bool(torch.isnan(buffer).any()):
+            raise NonFiniteWeight(
+                f"expected buffers without NaN, got some in {name!r}; go back to an earlier checkpoint"
+            )

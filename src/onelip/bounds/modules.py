@@ -7,12 +7,15 @@ never a guess. Constants of smooth activations are rounded up in the last digit 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.geometry import LINEAR_LAYERS
-from onelip.methods.aol import find_aol
+from onelip.methods._guards import InputSizeGuard
+from onelip.methods.aol import find_aol, original_of
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
 
@@ -34,12 +37,10 @@ def vouch(module: nn.Module) -> Vouch:
         >>> vouch(nn.LeakyReLU(3.0))
         Vouch(constant=3.0, why='slopes 1 and 3')
     """
-    aol = find_aol(module) if isinstance(module, LINEAR_LAYERS) else None
-    if aol is not None:
-        return Vouch(aol.lipschitz, aol.describe())
+    if changed := is_changed(module):
+        return Vouch(None, changed)
     if isinstance(module, LINEAR_LAYERS):
-        kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
-        return Vouch(None, f"{kind}: its norm can be anything")
+        return _linear(module)
     if isinstance(module, LipschitzModule):
         try:
             return Vouch(module.lipschitz_constant, "onelip layer")
@@ -47,6 +48,41 @@ def vouch(module: nn.Module) -> Vouch:
             return Vouch(None, str(error))
     rule = _RULES.get(type(module))
     return rule(module) if rule is not None else Vouch(None, "no rule for this module")
+
+
+def is_changed(module: nn.Module) -> str | None:
+    """Why the module may compute something else than its class is known for, or None."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
+        return "has a forward hook, which may change its input or output"
+    kind = parametrize.type_before_parametrizations(module)
+    if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
+        _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
+    ):
+        return "its class overrides forward without stating a constant anew"
+    for torch_layer in LINEAR_LAYERS:
+        if isinstance(module, torch_layer) and any(
+            getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")
+        ):
+            return f"its class overrides the forward of {torch_layer.__name__}"
+    return None
+
+
+def _depth(kind: type, name: str) -> int:
+    """How far up the bases an attribute is defined; 0 is the class itself."""
+    return next((i for i, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
+
+
+def _linear(module: nn.Module) -> Vouch:
+    aol = find_aol(module)
+    if aol is not None:
+        dtype = original_of(module).dtype
+        rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
+        return Vouch(aol.constant_in(dtype), aol.describe() + rounded)
+    kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
+    return Vouch(None, f"{kind}: not bounded by construction")
 
 
 def constant_of(module: nn.Module) -> float:
@@ -74,18 +110,30 @@ def _always(constant: float, why: str) -> _Rule:
     return lambda module: Vouch(constant, why)
 
 
+def _steepest(why: str, *slopes: float) -> Vouch:
+    """The largest slope in magnitude, or nothing if one is not a number."""
+    largest = max(abs(slope) for slope in slopes)
+    return Vouch(float(largest), why) if all(abs(slope) <= largest for slope in slopes) else _NAN
+
+
 def _leaky(module: nn.LeakyReLU) -> Vouch:
-    slope = abs(module.negative_slope)
-    return Vouch(float(max(1.0, slope)), f"slopes 1 and {slope:g}")
+    return _steepest(f"slopes 1 and {module.negative_slope:g}", module.negative_slope, 1.0)
 
 
 def _prelu(module: nn.PReLU) -> Vouch:
-    slope = float(module.weight.detach().abs().max())
-    return Vouch(max(1.0, slope), "largest slope, as stored; training moves it") if slope == slope else _NAN
+    return _steepest("largest slope, as stored; training moves it", *module.weight.detach().double().tolist(), 1.0)
 
 
 def _elu(module: nn.ELU) -> Vouch:
-    return Vouch(float(max(1.0, abs(module.alpha))), f"alpha = {module.alpha:g}")
+    return _steepest(f"alpha = {module.alpha:g}", module.alpha, 1.0)
+
+
+def _celu(module: nn.CELU) -> Vouch:
+    return Vouch(1.0, _SLOPE) if module.alpha > 0 else Vouch(None, "grows without bound for alpha <= 0")
+
+
+def _softplus(module: nn.Softplus) -> Vouch:
+    return Vouch(None, "torch's version jumps at its threshold")
 
 
 def _dropout(module: nn.Module) -> Vouch:
@@ -123,6 +171,8 @@ def _overlap(kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[i
 
 def _max_pool(dims: int) -> _Rule:
     def rule(module: nn.MaxPool2d) -> Vouch:
+        if module.return_indices:
+            return Vouch(None, "returns indices, too")
         kernel, dilation = _per_axis(module.kernel_size, dims), _per_axis(module.dilation, dims)
         windows = _overlap(kernel, _per_axis(module.stride, dims), dilation)
         why = "windows apart" if windows == 1 else f"a pixel lies in up to {windows} windows"
@@ -144,12 +194,17 @@ def _avg_pool(dims: int) -> _Rule:
 
 
 def _root_up(numerator: int, denominator: int) -> float:
+    """A float not below the square root of the fraction."""
+    square = Fraction(numerator, denominator)
     root = math.sqrt(numerator / denominator)
-    exact = root * root * denominator == numerator and root == round(root, 6)
-    return root if exact else math.nextafter(math.nextafter(root, math.inf), math.inf)
+    while Fraction(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    return root
 
 
 def _adaptive(module: nn.AdaptiveAvgPool2d) -> Vouch:
+    if getattr(module, "return_indices", False):
+        return Vouch(None, "returns indices, too")
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if all(size == 1 for size in sizes):
         return Vouch(1.0, "one window over all")
@@ -173,7 +228,9 @@ _RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), _copies),
     **dict.fromkeys((nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d), _copies),
     **dict.fromkeys((nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Tanh, nn.Softsign, nn.Tanhshrink), _always(1.0, _SLOPE)),
-    **dict.fromkeys((nn.Softplus, nn.LogSigmoid, nn.CELU, nn.Softshrink), _always(1.0, _SLOPE)),
+    **dict.fromkeys((nn.LogSigmoid, nn.Softshrink), _always(1.0, _SLOPE)),
+    nn.CELU: _celu,
+    nn.Softplus: _softplus,
     nn.Sigmoid: _always(0.25, "slope at most 1/4"),
     nn.GELU: _always(1.13, "steepest slope"),
     nn.SiLU: _always(1.1, "steepest slope"),

@@ -41,8 +41,9 @@ def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         A = _correlations(Q, pair)
         signs[:, i, :, : A.shape[2]] = A.sign()
         A.abs_()
-        sums += (w[:, None] @ A).unflatten(2, (-1, C)).sum(2).squeeze(1)
-        sums += (_transposed_offsets(A, k, C, pair).sum(2) @ w[:, :, None]).squeeze(-1)
+        # Sums, not matrix-vector products: see _dense.
+        sums += (A * w[:, :, None]).sum(1).unflatten(1, (-1, C)).sum(1)
+        sums += (_transposed_offsets(A, k, C, pair).sum(2) * w[:, None]).sum(2)
     return sums, signs
 
 

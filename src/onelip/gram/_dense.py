@@ -36,8 +36,10 @@ def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         G = Q[:, :, start:stop].mT @ Q[:, :, start:]  # (g, block, columns from the block on)
         signs[:, start:stop, start:] = G.sign()
         G.abs_()
-        sums[:, start:stop] += (G @ w[:, start:, None]).squeeze(-1)
-        sums[:, stop:] += (w[:, None, start:stop] @ G[:, :, stop - start :]).squeeze(-2)
+        # sum() adds in a tree. A matrix-vector product may add one after the other, and thousands of equal terms then
+        # round in one direction: the norm of W came out as 1 + 1.5e-5.
+        sums[:, start:stop] += (G * w[:, None, start:]).sum(2)
+        sums[:, stop:] += (G[:, :, stop - start :] * w[:, start:stop, None]).sum(1)
     return sums, signs
 
 

@@ -7,7 +7,8 @@ norm of W comes out as 22 for the float32 column (4.5e-23, 999 x 2.6e-23). Multi
 import torch
 from torch import Tensor
 
-_MODERATE = 16  # squares and sums of such numbers are far from both ends of float32
+# Columns whose largest entry lies between these are left as they are: their products are far from float32's ends.
+_SMALLEST_MODERATE, _LARGEST_MODERATE = 2.0**-8, 2.0**16
 
 
 def exponent_reach(dtype: torch.dtype) -> int:
@@ -18,13 +19,18 @@ def exponent_reach(dtype: torch.dtype) -> int:
     return reaches[dtype]
 
 
-def negligible(dtype: torch.dtype) -> float:
-    """What can be added to a sum of scaled Gram entries without being seen, unless the sum may be an underflow.
+def exponent_range(dtype: torch.dtype) -> int:
+    """How far apart the exponents of columns may be: half of the reach, so that their products do not underflow."""
+    return exponent_reach(dtype) // 2 - 3
 
-    The sum of an ordinary column is at least 2^-32. One far below the square root of the smallest float belongs to a
-    column that is negligible beside the others; its products may have been flushed to zero.
+
+def negligible(dtype: torch.dtype) -> float:
+    """What can be added to the scaled sum of a column without being seen, unless the sum may be an underflow.
+
+    A sum is at least 2^-16 for a column of moderate size and 4 for one that was scaled. Below this belongs to a column
+    so small beside the others that its products, weighted by up to 2^range, may have been flushed to zero.
     """
-    return 2.0 ** -(exponent_reach(dtype) // 2 + 10)
+    return 2.0 ** -(exponent_reach(dtype) - exponent_range(dtype) - 20)
 
 
 def column_exponents(largest: Tensor) -> Tensor:
@@ -35,11 +41,15 @@ def column_exponents(largest: Tensor) -> Tensor:
     Those keep an e that is too large for them: 2^(e - max e) must not underflow, as it weights the column's products.
     """
     reach = exponent_reach(largest.dtype)
-    exponent = torch.frexp(largest).exponent - 2
+    exponent = exponent_of(largest) - 2
     exponent = torch.where(largest > 0, exponent, -reach).clamp(-reach, reach)
-    exponent = torch.maximum(exponent, exponent.amax(1, keepdim=True) - (reach // 2 - 3))
-    moderate = ((largest >= 2.0**-_MODERATE) & (largest <= 2.0**_MODERATE)) | (largest == 0)
-    return torch.where(moderate.all(1, keepdim=True), 0, exponent)
+    moderate = ((largest >= _SMALLEST_MODERATE) & (largest <= _LARGEST_MODERATE)) | (largest == 0)
+    return torch.where(moderate.all(1, keepdim=True), 0, within_range(exponent, largest.dtype))
+
+
+def within_range(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Exponents (g, columns), raised where they are too far below the largest of their group."""
+    return torch.maximum(exponent, exponent.amax(1, keepdim=True) - exponent_range(dtype))
 
 
 def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
@@ -47,6 +57,16 @@ def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float64:
         return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def exponent_of(x: Tensor) -> Tensor:
+    """The integer e with 2^(e-1) <= |x| < 2^e, from the float's own bits; the lowest possible for zero and subnormal x.
+
+    torch.frexp would do, but the code that torch.compile makes of it does not build.
+    """
+    if x.dtype == torch.float64:
+        return (((x.view(torch.int64) >> 52) & 0x7FF) - 1022).to(torch.int32)
+    return ((x.view(torch.int32) >> 23) & 0xFF) - 126
 
 
 def poisoned(scale: Tensor, largest: Tensor) -> Tensor:
@@ -58,5 +78,5 @@ def normalizer(P: Tensor) -> Tensor:
     """The power of two that brings the largest entry of each group of P (g, ...) into [2, 4), shaped to multiply P."""
     reach = exponent_reach(P.dtype)
     largest = P.detach().abs().amax(tuple(range(1, P.dim())), keepdim=True)
-    exponent = (torch.frexp(largest).exponent - 2).clamp(-reach, reach)
+    exponent = (exponent_of(largest) - 2).clamp(-reach, reach)
     return poisoned(power_of_two(-exponent, P.dtype), largest)

@@ -16,12 +16,17 @@ from onelip.gram._floats import normalizer
 from onelip.gram.row_sums import algorithm, per_column
 
 _ITERATIONS = 2000
-_FIXED_POINT_ITERATIONS = 100
+_FIXED_POINT_ITERATIONS = 300
 
 
 def balanced(W: Tensor) -> Tensor:
     """Return W diag(s) for a kernel W (g, rows, columns, *taps); s is largest, 1, on each block's largest entry."""
-    return W * per_column(perron_vector(_absolute_matrix(W)).to(W.dtype), W)
+    return W * per_column(perron_vector(_absolute_matrix(W), _tolerance(W)).to(W.dtype), W)
+
+
+def _tolerance(W: Tensor) -> float:
+    """How uneven the result may be: well below what W's own type can show."""
+    return max(torch.finfo(W.dtype).eps / 16, 1e-14)
 
 
 def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
@@ -38,7 +43,7 @@ def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
         factor = _column_lengths(rescale(V * per_column(s, V))) / length
         factor = torch.where(length > 0, factor, 1.0)
         top = _block_maximum(factor, blocks)
-        if not bool((top > -_block_maximum(-factor, blocks) * (1 + 1e-12)).any()):
+        if not bool((top > -_block_maximum(-factor, blocks) * (1 + 100 * _tolerance(W))).any()):
             break
         s = s / factor
         s = s / _block_maximum(s, blocks)
@@ -56,7 +61,7 @@ def _absolute_matrix(W: Tensor) -> Tensor:
         return how.absolute_matrix(how.lay_out(squeezed))
 
 
-def perron_vector(T: Tensor) -> Tensor:
+def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
     """Positive s with T s = rho s on each connected block of the symmetric non-negative matrices T (g, n, n).
 
     Power iteration, ended when T s / s is constant on every block up to rounding. Where it converges slowly the result
@@ -79,7 +84,7 @@ def perron_vector(T: Tensor) -> Tensor:
         ratio = torch.where(s > 0, renewed / s, torch.ones_like(s))
         spread = _block_maximum(ratio, blocks) / -_block_maximum(-ratio, blocks)
         s = renewed
-        if not bool((spread > 1 + 1e-14).any()):
+        if not bool((spread > 1 + tolerance).any()):
             break
     return s
 

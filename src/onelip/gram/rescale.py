@@ -15,6 +15,7 @@ diag(r)^(1/m) because the m-th root is operator monotone (Loewner-Heinz), and D 
 With t = 1 the weights q come to nothing but AOL of P diag(q), and they are used in that form.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -22,7 +23,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from onelip._precision import full_precision
-from onelip.gram._floats import column_exponents, negligible, normalizer, poisoned, power_of_two
+from onelip.gram._floats import (
+    column_exponents,
+    exponent_of,
+    exponent_reach,
+    negligible,
+    poisoned,
+    power_of_two,
+    within_range,
+)
 from onelip.gram.correlation import self_correlation
 from onelip.gram.row_sums import (
     absolute_row_sums,
@@ -37,6 +46,9 @@ from onelip.gram.row_sums import (
 # Products with few columns are cheap, but BLAS libraries sum them one after the other: for 10,000 equal rows the norm
 # of W came out as 1 + 6e-5 in float32. Up to this many columns float64 is used; wider products are summed in blocks.
 _FEW_COLUMNS = 32
+# Each step squares the distance between the sizes of columns. From this one on float32 could not hold, beside ordinary
+# columns, one that is a thousand times smaller.
+_MANY_STEPS = 4
 
 
 def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tensor:
@@ -55,13 +67,13 @@ def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tenso
         tensor([[[1., 0.],
                  [0., 1.]]])
     """
-    if P.dtype == torch.float32 and P.shape[2] <= _FEW_COLUMNS and P.device.type != "mps":  # which has no float64
+    wants_float64 = P.shape[2] <= _FEW_COLUMNS or steps >= _MANY_STEPS
+    if wants_float64 and P.dtype == torch.float32 and P.device.type != "mps":  # which has no float64
         wide = None if log_q is None else log_q.double()
         return rescaled(P.double(), steps=steps, log_q=wide).to(P.dtype)
-    q = None if log_q is None else column_weights(log_q)
     if steps > 1:
-        return _more_steps(P, steps, q)
-    return _OneStep.apply(P if q is None else P * per_column(q, P))[0]
+        return _more_steps(P, steps, log_q)
+    return _OneStep.apply(P if log_q is None else P * per_column(column_weights(log_q), P))[0]
 
 
 def column_weights(log_q: Tensor) -> Tensor:
@@ -142,19 +154,42 @@ def _gradient(P: Tensor, g: Tensor) -> Tensor:
     return (g * per_column(root, g) + signed_product(P, signs, u, v)) * per_column(scale, P)
 
 
-def _more_steps(P: Tensor, steps: int, q: Tensor | None) -> Tensor:
-    # Higher powers mix the columns, so one power of two must serve all of them.
-    P = P * normalizer(P)
-    G, log2_scale = P, torch.zeros(P.shape[0], 1, dtype=P.dtype, device=P.device)
+def _more_steps(P: Tensor, steps: int, log_q: Tensor | None) -> Tensor:
+    # G_t is kept as D K^T K D with a diagonal D = diag(2^e) of exact powers of two, so that the columns of K stay of
+    # moderate size however uneven those of P are; squaring doubles their distance. D (K^T K) D^2 (K^T K) D is the
+    # square, so the next kernel is D K^T K with its columns scaled anew.
+    scale, e = _scale_and_exponent(P.movedim(2, -1))
+    P = K = P * per_column(scale, P)
+    first = e
     for _ in range(steps - 1):
-        G = self_correlation(G)
-        scale = normalizer(G)
-        G = G * scale
-        log2_scale = 2 * log2_scale + torch.log2(scale.flatten(1))
-    sums = absolute_row_sums(G) if q is None else absolute_row_sums(G * per_column(q, G)) / q.square()
-    # G is 2^log2_scale times the power of P^T P that it stands for, and sums is made of its square.
+        K, e = _squared(self_correlation(K), e)
     m = 2 ** (steps - 1)
-    return P * per_column(_inverse_root(sums, m) * torch.exp2(log2_scale / m), P)
+    # r_c = 2^(2 e_c) sum_a |K^T K|_ca w_a / w_c with w = 2^e q. Any positive w gives a bound, so it may be kept in
+    # range; the fractional part of log2 q goes into the columns, where it is differentiated.
+    part = torch.ones_like(e, dtype=P.dtype)
+    if log_q is not None:
+        log2_q = log_q / math.log(2.0)
+        whole = log2_q.detach().floor().clamp(-(2**20), 2**20)
+        part = torch.exp2((log2_q - whole).clamp(0, 1))
+        weight = e + whole.to(e.dtype)
+    else:
+        weight = e
+    w = power_of_two(within_range(weight, P.dtype) - weight.amax(1, keepdim=True), P.dtype)
+    sums = absolute_row_sums(K * per_column(part, K), w) / (w * part.square())
+    back = torch.exp2(first - e.double() / m).to(P.dtype)
+    return P * per_column(_inverse_root(sums, m) * back, P)
+
+
+def _squared(G: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    """Of D G D, D = diag(2^e): a moderate kernel K and exponents f with (D G D)^2 = diag(2^f) K^T K diag(2^f)."""
+    reach = exponent_reach(G.dtype)
+    size = G.detach().abs().flatten(3).amax(3) if G.dim() > 3 else G.detach().abs()  # (g, rows, columns)
+    nothing = -(2**24)
+    exponent = torch.where(size > 0, exponent_of(size) + e[:, :, None], nothing)
+    f = within_range(torch.where(size.amax(1) > 0, e + exponent.amax(1), nothing), G.dtype)
+    f = torch.where(f > nothing // 2, f, 0)  # a group of nothing but zeros
+    factor = power_of_two((e[:, :, None] - (f - e)[:, None]).clamp(-reach, reach), G.dtype)
+    return G * factor.reshape(*factor.shape, *(1 for _ in G.shape[3:])), f
 
 
 def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
@@ -166,11 +201,15 @@ def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
 
 def _column_scale(Q: Tensor) -> tuple[Tensor, Tensor]:
     """Of a laid-out kernel (g, ..., columns): scales 2^-e that bring each column to about 1, and v = 2^(e - max e)."""
+    scale, exponent = _scale_and_exponent(Q)
+    return scale, power_of_two(exponent - exponent.amax(1, keepdim=True), Q.dtype)
+
+
+def _scale_and_exponent(Q: Tensor) -> tuple[Tensor, Tensor]:
     rows = Q.detach().flatten(1, -2)
     largest = torch.maximum(rows.amax(1), -rows.amin(1))
     exponent = column_exponents(largest)
-    scale = poisoned(power_of_two(-exponent, Q.dtype), largest)
-    return scale, power_of_two(exponent - exponent.amax(1, keepdim=True), Q.dtype)
+    return poisoned(power_of_two(-exponent, Q.dtype), largest), exponent
 
 
 def _can_branch(P: Tensor) -> bool:

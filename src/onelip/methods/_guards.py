@@ -11,8 +11,8 @@ class InputSizeGuard:
     def __init__(self, multiples: tuple[int, ...]) -> None:
         self.multiples = multiples
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0]
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
         size = tuple(x.shape[-len(self.multiples) :]) if isinstance(x, Tensor) else ()
         if any(n % m for n, m in zip(size, self.multiples, strict=True)):
             raise ValueError(
@@ -24,4 +24,4 @@ class InputSizeGuard:
 
 def guard_input_size(module: nn.Module, multiples: tuple[int, ...]) -> None:
     """Make the module refuse inputs whose spatial size is not a multiple of the given numbers."""
-    module.register_forward_pre_hook(InputSizeGuard(multiples))
+    module.register_forward_pre_hook(InputSizeGuard(multiples), with_kwargs=True)

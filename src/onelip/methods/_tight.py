@@ -42,6 +42,8 @@ def tight_weight(
     """A float64 weight of the given shape whose AOL bound on the given side is tight: identity where rows = columns."""
     kernel = torch.zeros(geometry.kernel_shape(shape, side), dtype=torch.float64)  # (g, rows, columns, *taps)
     groups, rows, columns = kernel.shape[:3]
+    if kernel.numel() == 0:
+        return geometry.to_weight(kernel, side)
     for group in range(groups):
         if rows == columns:
             matrix = torch.eye(rows, dtype=torch.float64)

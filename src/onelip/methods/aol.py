@@ -7,7 +7,8 @@ for strides and the right inverse are our own.
 
 Inequality: W = P diag(r)^(-1/2) with r_c = sum_j |P^T P|_cj has norm at most 1, P being the layer's linear operator.
 Assumes: zero padding of any amount, or circular padding of at most dilation * (kernel_size - 1) in total.
-Guarantee: proved, in real arithmetic, for every P. In floating point W misses it by the rounding of W's entries.
+Guarantee: proved, in real arithmetic, for every P. In floating point W misses it by the rounding of its own entries and
+of the Gram operator: some 1e-7 for ordinary weights in float32, up to 1e-6 for constant ones.
 """
 
 from collections.abc import Sequence
@@ -59,8 +60,9 @@ class AOL(nn.Module):
             raise ValueError(f"expected side to be 'inputs', 'outputs' or 'auto', got {side!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 6:
             raise ValueError(f"expected steps to be a whole number from 1 to 6, got {steps!r}")
-        if not 0 < lipschitz < float("inf"):
-            raise ValueError(f"expected lipschitz to be positive and finite, got {lipschitz!r}")
+        largest = torch.finfo(dtype or torch.float64).max
+        if not isinstance(lipschitz, (int, float)) or not 0 < lipschitz <= largest:
+            raise ValueError(f"expected lipschitz to be a positive number of at most {largest:.3g}, got {lipschitz!r}")
         self.geometry = geometry
         self.weight_shape = tuple(weight_shape)
         self.steps = steps
@@ -114,6 +116,19 @@ class AOL(nn.Module):
         if self.log_q is not None:
             self.log_q.zero_()
 
+    def constant_in(self, dtype: torch.dtype) -> float:
+        """The constant of the layer with its weight stored in this type.
+
+        Rounding moves the norm by at most u || |W| || <= u sqrt(channels * taps) times the constant, because columns
+        and rows of a layer of norm 1 are not longer than 1. For float32 and float64 the nominal constant is given.
+        """
+        if dtype in (torch.float32, torch.float64):
+            return self.lipschitz
+        taps = 1
+        for k in self.geometry.kernel_size:
+            taps *= k
+        return self.lipschitz * (1 + torch.finfo(dtype).eps / 2 * (min(self.rows, self.columns) * taps) ** 0.5)
+
     def extra_repr(self) -> str:
         extras = [f"side={self.side!r}", f"steps={self.steps}", f"lipschitz={self.lipschitz}"]
         if self.log_q is not None:
@@ -141,8 +156,8 @@ class AOL(nn.Module):
             return None
         other = "outputs" if self.side == "inputs" else "inputs"
         return (
-            f"side={other!r} would be tighter ({self.columns} columns cannot be orthogonal in {self.rows} dimensions) "
-            f"and {self.columns / self.rows:.3g} times cheaper"
+            f"side={other!r} can be tighter ({self.columns} columns cannot be orthogonal in {self.rows} dimensions) "
+            f"and is {self.columns / self.rows:.3g} times cheaper"
         )
 
 
@@ -168,9 +183,11 @@ def aol(
 ) -> Layer:
     """Make a linear layer 1-Lipschitz by AOL, in place, and return it.
 
-    The layer's present weight is kept up to a factor: the parameter is chosen such that the new weight is the old one
-    divided by the square root of its bound. The weight is recomputed from the parameter at each access; within
-    `torch.nn.utils.parametrize.cached()` once. Assigning `module.weight = w` works.
+    The layer's present weight is kept up to a factor (one for each block of channels that meet, so one for almost every
+    layer): the parameter is chosen such that the new weight is the old one divided by the square root of its bound,
+    which also enlarges weights that are smaller than the bound allows. Assigning `module.weight = w` does the same.
+
+    The weight is recomputed from the parameter at each access; within `torch.nn.utils.parametrize.cached()` once.
 
     Args:
         module: Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d or ConvTranspose3d.
@@ -194,8 +211,9 @@ def aol(
     """
     geometry = geometry_of(module, input_size)
     weight = getattr(module, name, None)
-    if not isinstance(weight, Tensor):
-        raise ValueError(f"expected {type(module).__name__} to have a tensor {name!r}, got {weight!r}")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 + len(geometry.kernel_size):
+        shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
+        raise ValueError(f"expected {name!r} to be a weight of {type(module).__name__}, (out, in, ...), got {shape}")
     if parametrize.is_parametrized(module, name) and any(isinstance(p, AOL) for p in _parametrizations(module, name)):
         raise ValueError(
             f"expected {name!r} without AOL, got one that has it already; "

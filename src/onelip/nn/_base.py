@@ -6,6 +6,7 @@ Composition: L(f after g) <= L(f) L(g), the only rule used here; anything else i
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,18 @@ class UnknownLipschitzConstant(ValueError):
 
 
 class LipschitzModule(nn.Module):
-    """Base of the layers with a proved constant.
+    """Base of the layers with a proved constant: set `proved_constant`, or override `lipschitz_constant`.
 
     Example:
-        >>> LipschitzModule().lipschitz_constant
+        >>> class Mirror(LipschitzModule):
+        ...     proved_constant = 1.0
+        ...     def forward(self, x):
+        ...         return -x
+        >>> Mirror().lipschitz_constant
         1.0
     """
+
+    proved_constant: ClassVar[float | None] = None
 
     @property
     def lipschitz_constant(self) -> float:
@@ -30,7 +37,9 @@ class LipschitzModule(nn.Module):
         Read by `onelip.summary`, and by the audit of whole networks.  A layer that overrides it must never
         return a smaller number than it can prove, and raises `UnknownLipschitzConstant` where it can prove none.
         """
-        return 1.0
+        if self.proved_constant is None:
+            raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
+        return self.proved_constant
 
 
 def multiply_up(*factors: float) -> float:

@@ -45,6 +45,8 @@ class BatchCentering(LipschitzModule):
         (tensor([[-1.,  1.]]), tensor([0.2000]))
     """
 
+    proved_constant = 1.0
+
     running_mean: Tensor
 
     def __init__(self, num_features: int, momentum: float = 0.1) -> None:
@@ -93,6 +95,8 @@ class LayerCentering(LipschitzModule):
         >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0]]))
         tensor([[-2., -1.,  3.]])
     """
+
+    proved_constant = 1.0
 
     def __init__(self, dim: int | tuple[int, ...] = 1) -> None:
         super().__init__()

@@ -65,6 +65,8 @@ class Householder(LipschitzModule):
         tensor([[3.0000, 5.0000]])
     """
 
+    proved_constant = 1.0
+
     def __init__(self, channels: int, order: int = 1, dim: int = 1) -> None:
         super().__init__()
         if check_channels("channels", channels, 2) % 2:

@@ -25,6 +25,8 @@ def _swap(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     """Exchange the halves of `x` wherever `mask` is set."""
     try:
         return _swap_in_place(x, mask, dim)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         # `jacobian(..., vectorize=True)` and tensor subclasses may know neither `out=` nor views of another type.
         return _swap_plain(x, mask, dim)
@@ -62,6 +64,8 @@ def _sort(x: Tensor, dim: int) -> Tensor:
         torch.maximum(a, b, out=p)
         torch.minimum(a, b, out=q)
         return out
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # as in `_swap`; also forward mode and vmap where gradients are switched off
         return _sort_plain(x, dim)
 
@@ -129,6 +133,8 @@ class MaxMin(LipschitzModule):
         >>> MaxMin()(torch.tensor([[1.0, 2.0, 4.0, 0.0]]))
         tensor([[4., 2., 1., 0.]])
     """
+
+    proved_constant = 1.0
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()

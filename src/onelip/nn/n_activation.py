@@ -35,6 +35,8 @@ class NActivation(LipschitzModule):
         tensor([[-1.0000, -0.5000,  1.0000]])
     """
 
+    proved_constant = 1.0
+
     def __init__(self, channels: int, dim: int = 1, *, init: Init | tuple[float, float] = "identity") -> None:
         super().__init__()
         if isinstance(init, str) and init not in (*_KINKS, "alternating"):

@@ -79,6 +79,8 @@ class _Pool(LipschitzModule):
 
 
 class _ConcatenationPool(_Pool):
+    proved_constant = 1.0
+
     kernel_size: tuple[int, ...]
 
     def __init__(self, kernel_size: Size) -> None:
@@ -129,6 +131,8 @@ class ConcatenationPool3d(_ConcatenationPool):
 
 
 class _LipschitzAvgPool(_Pool):
+    proved_constant = 1.0
+
     def __init__(self, kernel_size: Size | None, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__(kernel_size, stride)
         self.padding = _per_axis("padding", padding, self.axes, 0)
@@ -217,6 +221,8 @@ class _WindowNorm(Function):
 
 
 class _L2Pool(_Pool):
+    proved_constant = 1.0
+
     def __init__(self, kernel_size: Size | None, stride: Size | None = None) -> None:
         super().__init__(kernel_size, stride)
         k, s = self.kernel_size or (), self.stride or ()

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onelip.nn._base import LipschitzModule
+from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
 
 
 class ConvexResidual(LipschitzModule):
@@ -56,10 +56,12 @@ class ConvexResidual(LipschitzModule):
         from onelip.bounds.modules import constant_of  # which knows all layers, this one too
 
         branch = constant_of(self.branch)
-        if branch == 1.0:
-            return 1.0
         with torch.no_grad():
             a = float(torch.sigmoid(self.logit.double()) if self.learnable else self.get_buffer("fixed_alpha"))
+        if not 0.0 <= a <= 1.0:  # loaded from somewhere, or NaN
+            raise UnknownLipschitzConstant(f"expected alpha in [0, 1], got {a}; the combination is not convex")
+        if branch == 1.0:
+            return 1.0
         # The factor covers the rounding of these few float64 operations.
         return min(max(1.0, branch), ((1.0 - a) + a * branch) * (1.0 + 2.0**-48))
 

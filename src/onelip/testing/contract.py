@@ -17,6 +17,7 @@ from onelip.testing.layers import LayerCase, layer_cases
 from onelip.testing.norms import exact_jacobian, rounding_allowance
 
 ALL_MODES = ("zeros", "circular", "reflect", "replicate")
+ALL_TYPES = (torch.float32, torch.float64, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class ContractViolation(AssertionError):
@@ -159,7 +160,7 @@ _ORDINARY = ("gaussian", "positive", "zero columns", "zero", "one tap")
 
 # Each check with the layers it is run on and how many examples it takes by default.
 CHECKS: dict[str, tuple[Check, dict[str, Any], int]] = {
-    "norm within claim": (norm_within_claim, {"padding_modes": ALL_MODES}, 100),
+    "norm within claim": (norm_within_claim, {"padding_modes": ALL_MODES, "dtypes": ALL_TYPES}, 100),
     "gradients finite": (gradients_finite, {"weights": _ORDINARY}, 25),
     "gradients right": (gradients_right, {"weights": ("gaussian",), "dtypes": (torch.float64,)}, 8),
     "bakes": (bakes, {}, 15),

@@ -77,10 +77,10 @@ class Display:
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
     """The table of an evaluation, as `Evaluation.to_json` gives it."""
     title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class" if per_class else "")
     for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # no word is cut
     for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]:
         shares = [row["accuracy"], *row["cra"].values()]
         numbers = map(_number, (row["mean_margin"], row["median_margin"]))

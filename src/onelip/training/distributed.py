@@ -70,6 +70,17 @@ def processes(device: str) -> Iterator[Process]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads within the context; 0 leaves the number as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def find_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a recipe names; "auto" is a GPU if there is one.
 

@@ -22,8 +22,8 @@ from onelip.losses import OffsetCrossEntropy
 from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
 from onelip.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
-from onelip.training.distributed import Process, processes
-from onelip.training.errors import Diverged, Stopped
+from onelip.training.distributed import Process, processes, use_threads
+from onelip.training.errors import Diverged, RunError, Stopped
 from onelip.training.evaluation import evaluate
 from onelip.training.files import write_json
 from onelip.training.log import RunLog
@@ -71,9 +71,14 @@ def train(
         gpu = [process.device] if process.device.type == "cuda" else []
         opened = open_run(run, recipe, resume=resume) if process.is_first else nullcontext()
         # fork_rng: the random numbers of the caller are the caller's.
-        with opened, torch.random.fork_rng(devices=gpu):
+        with opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             try:
                 return _train(recipe, run, data, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
+            except RuntimeError as error:
+                if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    raise
+                what = str(error).strip().partition("\n")[0]
+                raise RunError(f"torch.compile cannot serve this network here ({what}); leave --compile out") from error
             finally:
                 shown.stop()
 

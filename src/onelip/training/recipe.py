@@ -16,7 +16,7 @@ from onelip.training.errors import RecipeError
 VERSION = 1  # goes up when a field changes its meaning; older runs are then read by what knows both
 
 # What may differ when a run is gone on with elsewhere; the numbers then agree up to rounding only.
-MACHINE_FIELDS = ("device", "compile", "channels_last")
+MACHINE_FIELDS = ("device", "threads", "compile", "channels_last")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Recipe:
 
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto takes a GPU if there is one."""
+    threads: int = 0
+    """Threads of a process on the CPU; 0 leaves it to torch."""
     channels_last: bool = True
     """Memory layout of images and kernels; the faster one."""
     compile: bool = False
@@ -99,6 +101,7 @@ class Recipe:
             ("epochs", 1, 10**9),
             ("batch_size", 1, 10**9),
             ("seed", 0, 2**63 - 1),
+            ("threads", 0, 4096),
             ("momentum", 0, 1),
             ("weight_decay", 0, 1e9),
             ("drop_factor", 0, 1),
