@@ -14,35 +14,47 @@ from typing import TYPE_CHECKING, Any
 from onelip._version import __version__
 
 if TYPE_CHECKING:
-    from onelip import models, nn, testing
+    from onelip import data, models, nn, testing, training
     from onelip._constrain import constrain
     from onelip._summary import Summary, summary
     from onelip.export import NonFiniteWeight, bake
     from onelip.geometry import UnsupportedLayer
+    from onelip.losses import OffsetCrossEntropy
     from onelip.methods._registry import list_methods
     from onelip.methods.aol import AOL, aol
     from onelip.models import create_model, list_models
+    from onelip.training.build import load_run
+    from onelip.training.loop import train
+    from onelip.training.recipe import Recipe
 
 _WHERE = {
     "AOL": "onelip.methods.aol",
     "NonFiniteWeight": "onelip.export",
+    "OffsetCrossEntropy": "onelip.losses",
+    "Recipe": "onelip.training.recipe",
     "Summary": "onelip._summary",
     "UnsupportedLayer": "onelip.geometry",
     "aol": "onelip.methods.aol",
     "bake": "onelip.export",
     "constrain": "onelip._constrain",
     "create_model": "onelip.models",
+    "data": "onelip.data",
     "list_methods": "onelip.methods._registry",
     "list_models": "onelip.models",
+    "load_run": "onelip.training.build",
     "models": "onelip.models",
     "nn": "onelip.nn",
     "summary": "onelip._summary",
     "testing": "onelip.testing",
+    "train": "onelip.training.loop",
+    "training": "onelip.training",
 }
 
 __all__ = [
     "AOL",
     "NonFiniteWeight",
+    "OffsetCrossEntropy",
+    "Recipe",
     "Summary",
     "UnsupportedLayer",
     "__version__",
@@ -50,12 +62,16 @@ __all__ = [
     "bake",
     "constrain",
     "create_model",
+    "data",
     "list_methods",
     "list_models",
+    "load_run",
     "models",
     "nn",
     "summary",
     "testing",
+    "train",
+    "training",
 ]
 
 

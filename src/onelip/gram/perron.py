@@ -16,7 +16,8 @@ from onelip.gram._floats import normalizer
 from onelip.gram.row_sums import algorithm, per_column
 
 _ITERATIONS = 2000
-_FIXED_POINT_ITERATIONS = 300
+_FIXED_POINT_ITERATIONS = 100
+_PATIENCE = 10
 
 
 def balanced(W: Tensor) -> Tensor:
@@ -39,11 +40,14 @@ def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
     V = W.double() * normalizer(W.double())  # V and W are the same layer, but V's lengths do not underflow
     length = _column_lengths(V)
     s = torch.ones_like(length)
+    history: list[float] = []
     for _ in range(_FIXED_POINT_ITERATIONS):
         factor = _column_lengths(rescale(V * per_column(s, V))) / length
         factor = torch.where(length > 0, factor, 1.0)
         top = _block_maximum(factor, blocks)
-        if not bool((top > -_block_maximum(-factor, blocks) * (1 + 100 * _tolerance(W))).any()):
+        history.append(float((top / -_block_maximum(-factor, blocks) - 1).max()))
+        stalled = len(history) > _PATIENCE and not history[-1] < 0.8 * history[-1 - _PATIENCE]
+        if stalled or not history[-1] > 100 * _tolerance(W):
             break
         s = s / factor
         s = s / _block_maximum(s, blocks)
