@@ -1,4 +1,4 @@
-"""How everything here is timed: all candidates interleaved in one run, medians, and only ratios are published.
+"""How everything here is timed: all candidates interleaved in one run, medians of the ratios within a round.
 
 The machines are shared and noisy; a ratio within one run is worth something, a millisecond is not.
 """
@@ -10,15 +10,29 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
-def interleaved(candidates: dict[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, float]:
-    """Median seconds of each candidate, taken in turn, in alternating order; progress goes to stderr."""
+class Timing(NamedTuple):
+    """Seconds of one candidate, round by round."""
+
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def ratio_to(self, other: "Timing") -> float:
+        """Median of the ratios within each round: the machine's mood changes more slowly than a round."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+
+
+def interleaved(candidates: dict[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, Timing]:
+    """Time the candidates in turn, in alternating order; progress goes to stderr."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
     for turn in range(-warm_up, rounds):
@@ -29,7 +43,7 @@ def interleaved(candidates: dict[str, Callable[[], object]], rounds: int, warm_u
                 times[name].append(time.perf_counter() - start)
         print(f"\r  round {max(turn + 1, 0)}/{rounds}", end="", file=sys.stderr, flush=True)
     print("\r" + " " * 30 + "\r", end="", file=sys.stderr)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: Timing(values) for name, values in times.items()}
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -35,8 +35,13 @@ def main() -> None:
             model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  torch has no type for it
         times = interleaved({name: predict(model) for name, model in networks.items()}, rounds)
         rows += [
-            {"batch": batch, "network": name, "ratio to plain": s / times["plain"], "milliseconds": 1e3 * s}
-            for name, s in times.items()
+            {
+                "batch": batch,
+                "network": name,
+                "ratio to plain": timing.ratio_to(times["plain"]),
+                "milliseconds": 1e3 * timing.median,
+            }
+            for name, timing in times.items()
         ]
     same = [type(a) is type(b) for a, b in zip(plain.modules(), baked.modules(), strict=True)]
     assert all(same)

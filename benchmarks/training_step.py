@@ -60,7 +60,7 @@ def status_mebibytes(field: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="at batch 250; smaller batches get more")
+    parser.add_argument("--rounds", type=int, default=15, help="at batch 250; smaller batches get more")
     parser.add_argument("--batches", type=int, nargs="+", default=[250, 64, 32])
     parser.add_argument("--memory-of", choices=NETWORKS, help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
@@ -79,8 +79,8 @@ def main() -> None:
             {
                 "batch": batch,
                 "network": network,
-                "ratio to plain": times[network] / times["plain"],
-                "seconds": times[network],
+                "ratio to plain": times[network].ratio_to(times["plain"]),
+                "seconds": times[network].median,
                 "memory ratio": memory[network] / memory["plain"],
                 "MiB": memory[network],
             }

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onelip.gram._products import add_product, sign_matrix
+from onelip.gram._products import add_product, sign_matrix, weighted
 
 
 def lay_out(P: Tensor) -> Tensor:
@@ -31,19 +31,19 @@ def lay_back(Q: Tensor) -> Tensor:
     return Q.permute(0, axes - 3, axes - 1, *range(1, axes - 3), axes - 2)
 
 
-def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_sums(Q: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return s_c = sum_{delta, a} |A_delta[a, c]| w_a and the signs of A."""
     batch, *leading, _, k, C = Q.shape
     pairs = list(_half_of_offsets(tuple(leading)))
     signs = torch.zeros(batch, len(pairs), C, (2 * k - 1) * C, dtype=torch.int8, device=Q.device)
-    sums = torch.zeros_like(w)
+    sums = Q.new_zeros(batch, C)
     for i, pair in enumerate(pairs):
         A = _correlations(Q, pair)
         signs[:, i, :, : A.shape[2]] = A.sign()
         A.abs_()
         # Sums, not matrix-vector products: see _dense.
-        sums += (A * w[:, :, None]).sum(1).unflatten(1, (-1, C)).sum(1)
-        sums += (_transposed_offsets(A, k, C, pair).sum(2) * w[:, None]).sum(2)
+        sums += weighted(A, w, 1).sum(1).unflatten(1, (-1, C)).sum(1)
+        sums += weighted(_transposed_offsets(A, k, C, pair).sum(2), w, 2).sum(2)
     return sums, signs
 
 
@@ -58,10 +58,10 @@ def absolute_matrix(Q: Tensor) -> Tensor:
     return T
 
 
-def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> None:
+def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor | None) -> None:
     """target_t,c += sum_{delta, a} Q_{t+delta, a} E_delta[a, c], E_delta = sign(A_delta) (u_a w_c + w_a u_c)."""
     _, *leading, _, k, C = Q.shape
-    u_all, w_all = u.repeat(1, 2 * k - 1), w.repeat(1, 2 * k - 1)
+    u_all, w_all = u.repeat(1, 2 * k - 1), None if w is None else w.repeat(1, 2 * k - 1)
     for i, pair in enumerate(_half_of_offsets(tuple(leading))):
         E = sign_matrix(signs[:, i], u, w, u_all, w_all)  # (g, C, (2k - 1) * C)
         if pair.is_centre:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from onelip.gram._products import add_product, sign_matrix
+from onelip.gram._products import add_product, sign_matrix, some, weighted
 
 # Narrower blocks save more of the symmetric half but make worse matrix products; benchmarks/rescaling.py measures it.
 _NARROWEST_BLOCK = 256
@@ -27,10 +27,10 @@ def lay_back(Q: Tensor) -> Tensor:
     return Q
 
 
-def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def weighted_sums(Q: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return |Q^T Q| w and the signs of Q^T Q (blocks on and above the diagonal), for Q (g, rows, columns)."""
     batch, _, columns = Q.shape
-    sums = torch.zeros_like(w)
+    sums = Q.new_zeros(batch, columns)
     signs = torch.zeros(batch, columns, columns, dtype=torch.int8, device=Q.device)
     for start, stop in _blocks(columns):
         G = Q[:, :, start:stop].mT @ Q[:, :, start:]  # (g, block, columns from the block on)
@@ -38,8 +38,8 @@ def weighted_sums(Q: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         G.abs_()
         # sum() adds in a tree. A matrix-vector product may add one after the other, and thousands of equal terms then
         # round in one direction: the norm of W came out as 1 + 1.5e-5.
-        sums[:, start:stop] += (G * w[:, None, start:]).sum(2)
-        sums[:, stop:] += (G[:, :, stop - start :] * w[:, start:stop, None]).sum(1)
+        sums[:, start:stop] += weighted(G, some(w, slice(start, columns)), 2).sum(2)
+        sums[:, stop:] += weighted(G[:, :, stop - start :], some(w, slice(start, stop)), 1).sum(1)
     return sums, signs
 
 
@@ -48,12 +48,12 @@ def absolute_matrix(Q: Tensor) -> Tensor:
     return (Q.mT @ Q).abs_()
 
 
-def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> None:
+def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor | None) -> None:
     """target += Q E with E_ac = sign_ac (u_a w_c + w_a u_c), holding one block row of E at a time."""
     columns = Q.shape[-1]
     for start, stop in _blocks(columns):
         block, rest = slice(start, stop), slice(start, columns)
-        E = sign_matrix(signs[:, block, rest], u[:, block], w[:, block], u[:, rest], w[:, rest])
+        E = sign_matrix(signs[:, block, rest], u[:, block], some(w, block), u[:, rest], some(w, rest))
         add_product(target[:, :, rest], Q[:, :, block], E)
         if stop < columns:
             add_product(target[:, :, block], Q[:, :, stop:], E[:, :, stop - start :].mT)

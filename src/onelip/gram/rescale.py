@@ -99,13 +99,13 @@ class _OneStep(Function):
             Q = how.lay_out(squeezed)
             scale, v = _column_scale(Q)
             is_ordinary = _can_branch(P) and bool((scale == 1).all())
-            if not is_ordinary:
-                Q = Q * _last(scale, Q)
-            sums, signs = how.weighted_sums(Q, v)
-            root = _inverse_root(sums / v)
             if is_ordinary:
+                sums, signs = how.weighted_sums(Q, None)
+                root = _inverse_root(sums)
                 W = P * per_column(root, P)
             else:
+                sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
+                root = _inverse_root(sums / v)
                 W = P * per_column(scale, P)
                 W *= per_column(root, W)
         return W, signs, scale, v, root, is_ordinary
@@ -134,7 +134,7 @@ class _OneStep(Function):
             result = target * Q
             u = result.flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
             torch.mul(target, _last(root, Q), out=result)
-            how.add_signed_product(result, Q, signs, u, v)
+            how.add_signed_product(result, Q, signs, u, None if ctx.is_ordinary else v)
             if not ctx.is_ordinary:
                 result *= _last(scale, Q)
             return how.lay_back(result).reshape(P.shape)
