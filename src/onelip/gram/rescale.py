@@ -97,18 +97,18 @@ class _OneStep(Function):
         with full_precision(P.device):
             how, squeezed = algorithm(P)
             Q = how.lay_out(squeezed)
-            scale, v = _column_scale(Q)
-            is_ordinary = _can_branch(P) and bool((scale == 1).all())
-            if is_ordinary:
+            if _can_branch(P):
+                # Almost always nothing under- or overflows, and a look at the sums is cheaper than one at P.
                 sums, signs = how.weighted_sums(Q, None)
-                root = _inverse_root(sums)
-                W = P * per_column(root, P)
-            else:
-                sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
-                root = _inverse_root(sums / v)
-                W = P * per_column(scale, P)
-                W *= per_column(root, W)
-        return W, signs, scale, v, root, is_ordinary
+                if _is_ordinary(sums, Q):
+                    root, one = _inverse_root(sums), torch.ones_like(sums)
+                    return P * per_column(root, P), signs, one, one.clone(), root, True
+            scale, v = _column_scale(Q)
+            sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
+            root = _inverse_root(sums / v)
+            W = P * per_column(scale, P)
+            W *= per_column(root, W)
+        return W, signs, scale, v, root, False
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -215,6 +215,19 @@ def _scale_and_exponent(Q: Tensor) -> tuple[Tensor, Tensor]:
 def _can_branch(P: Tensor) -> bool:
     """Whether looking at a value costs nothing: it stalls a GPU, and a compiler cannot look."""
     return P.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _is_ordinary(sums: Tensor, Q: Tensor) -> bool:
+    """Whether the sums of the kernel as it is are right: far from both ends of the type, or zero for a zero column.
+
+    What was flushed to zero on the way is at most 2^-126 per product in float32, nothing beside 2^-16; and an overflow
+    cannot come back to a finite number.
+    """
+    right = (sums >= 2.0**-16) & (sums <= 2.0**60)
+    empty = sums == 0
+    if bool(empty.any()):
+        right |= empty & (Q.flatten(1, -2) == 0).all(1)
+    return bool(right.all())
 
 
 def _last(v: Tensor, Q: Tensor) -> Tensor:
