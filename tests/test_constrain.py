@@ -265,6 +265,20 @@ def test_what_only_looks_harmless_is_not_vouched_for(make):
     assert summary.not_vouched
 
 
+def test_settings_changed_afterwards_are_noticed():
+    layer = onelip.aol(nn.Conv2d(2, 2, 3, stride=2, padding=1))
+    assert onelip.summary(layer).constant == 1.0
+    layer.stride = (1, 1)
+    assert onelip.summary(layer).constant is None
+    layer.stride, layer.padding_mode = (2, 2), "reflect"
+    assert onelip.summary(layer).constant is None
+    circular = nn.Conv2d(2, 2, 3, stride=2, padding=1, padding_mode="circular")
+    guarded = onelip.aol(circular, input_size=(4, 5))
+    assert onelip.summary(guarded).constant == 1.0
+    guarded._forward_pre_hooks.clear()
+    assert onelip.summary(guarded).constant is None
+
+
 def test_loaded_alpha_outside_of_zero_one():
     layer = onelip.nn.ConvexResidual(nn.ReLU(), alpha=0.5, learnable=False)
     layer.load_state_dict({"fixed_alpha": torch.tensor(5.0)})

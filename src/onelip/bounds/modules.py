@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onelip.geometry import LINEAR_LAYERS
+from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
 from onelip.methods._guards import InputSizeGuard
-from onelip.methods.aol import find_aol, original_of
+from onelip.methods.aol import AOL, find_aol, original_of
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
 
@@ -78,11 +78,27 @@ def _depth(kind: type, name: str) -> int:
 def _linear(module: nn.Module) -> Vouch:
     aol = find_aol(module)
     if aol is not None:
+        if (reason := _outgrown(module, aol)) is not None:
+            return Vouch(None, reason)
         dtype = original_of(module).dtype
         rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
         return Vouch(aol.constant_in(dtype), aol.describe() + rounded)
     kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
     return Vouch(None, f"{kind}: not bounded by construction")
+
+
+def _outgrown(module: nn.Module, aol: AOL) -> str | None:
+    """Why the bound that AOL was made for does not fit the layer any more, or None: settings can be changed later."""
+    promised = aol.geometry.needs_size_divisible_by
+    try:
+        fits = geometry_of(module, promised) == aol.geometry
+    except UnsupportedLayer as error:
+        return str(error)
+    if not fits:
+        return "its settings were changed after AOL was applied"
+    if promised and not any(isinstance(hook, InputSizeGuard) for hook in module._forward_pre_hooks.values()):
+        return "the guard of its promised input size was removed"
+    return None
 
 
 def constant_of(module: nn.Module) -> float:
