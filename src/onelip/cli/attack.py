@@ -1,0 +1,234 @@
+"""`onelip attack RUN`: look for flips inside the certified balls of a run's test images; one is enough to fail."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from onelip.cli._parse import parse
+from onelip.training.errors import RecipeError, RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from onelip.attack import AttackResult
+    from onelip.attack.claims import Claims
+    from onelip.data import ImageData
+    from onelip.training.build import LoadedRun
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Attack the float64 program of a run on its test images, inside and outside of the certified balls.
+
+    Exit code 1 if a single certified image is broken; the counterexamples are then written to a file.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Directory of a run."""
+    data_root: Path | None = None
+    """Where to look for named data sets; see onelip data."""
+    limit: int | None = None
+    """Only so many images, the first ones."""
+    certificate: Path | None = None
+    """Take classes and radii from this certificate file; else the images are certified first."""
+    radius: tuple[float, ...] = ()
+    """Radii of the table; those of the paper if none is given."""
+    steps: int = 20
+    """Gradient steps for each target and each restart."""
+    restarts: int = 1
+    """Random starts."""
+    clip: bool = False
+    """Flips must lie in [0, 1]. Certificates hold outside too, so without it the attack is stronger."""
+    integers: bool = False
+    """Flips must be uint8 images; the certified numbers of pixels are attacked."""
+    foolbox: Literal["FMN", "DeepFool", "DDN", "CarliniWagner"] | None = None
+    """An attack of foolbox instead of our own. Needs onelip[attacks]."""
+    seed: int = 0
+    """Of the random starts."""
+    batch_size: int = 250
+    """Images at a time."""
+    out: Path | None = None
+    """Write all flips here (.npz). Counterexamples to a certificate are written to RUN/counterexamples.npz anyway."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, certify, attack, show."""
+    command = parse(Attack, "attack", arguments)
+    _check(command)
+
+    from onelip.attack.claims import certified_claims, read_claims
+    from onelip.certify.margins import PAPER_RADII
+    from onelip.training.build import load_run
+
+    loaded = load_run(command.run)
+    data = _load_data(command, loaded)
+    network = loaded.plain.double()
+    images, labels = data.test_images[: command.limit], data.test_labels[: command.limit]
+    with _Progress() as progress:
+        if command.certificate is None:
+            claims = certified_claims(network, images, command.batch_size, progress)
+        else:
+            claims = read_claims(command.certificate, command.run, data.test_images, len(images))
+        found = _attack(command, network, images, claims, progress)
+    results = {
+        "run": str(command.run),
+        "finished": loaded.is_finished,
+        "data": data.name,
+        "split": "test",
+        "attack": f"foolbox {command.foolbox}" if command.foolbox else "onelip",
+        "certificate": None if command.certificate is None else str(command.certificate),
+        **found.to_json(),
+        "accuracy": int((claims.classes == labels).sum()) / len(labels),
+        "radii": _by_radius(found, claims, labels, command.radius or PAPER_RADII),
+    }
+    if command.out is not None:
+        found.save(command.out)
+        results["flips_file"] = str(command.out)
+    if results["broken"]:
+        path = command.run / "counterexamples.npz"
+        found.save(path, only_broken=True)
+        results["counterexamples_file"] = str(path)
+    if command.json:
+        print(json.dumps(results))
+    else:
+        _show(results)
+    if results["broken"]:
+        print(
+            f"onelip attack: {results['broken']} certified images are broken; the certificate is wrong, see "
+            f"{results['counterexamples_file']}",
+            file=sys.stderr,
+        )
+    return 1 if results["broken"] else 0
+
+
+def _check(command: Attack) -> None:
+    if command.limit is not None and command.limit < 1:
+        raise RecipeError(f"expected --limit of at least 1, got {command.limit}")
+    for name in ("steps", "batch_size"):
+        if getattr(command, name) < 1:
+            raise RecipeError(f"expected --{name.replace('_', '-')} of at least 1, got {getattr(command, name)}")
+    if command.restarts < 0:
+        raise RecipeError(f"expected --restarts of at least 0, got {command.restarts}")
+    if not all(0 <= radius < float("inf") for radius in command.radius):
+        raise RecipeError(f"expected finite radii of at least 0, got {command.radius}")
+    if command.foolbox and command.integers:
+        raise RecipeError("expected --foolbox or --integers, got both; foolbox knows floats only")
+
+
+def _load_data(command: Attack, loaded: "LoadedRun") -> "ImageData":
+    from onelip.data import load_data
+
+    data = load_data(loaded.config.recipe.data, command.data_root)
+    if data.fingerprint != loaded.config.fingerprint:
+        raise RunError(
+            f"{data.source}: expected the data of the run (fingerprint {loaded.config.fingerprint[:12]}…), got other "
+            f"data ({data.fingerprint[:12]}…)"
+        )
+    return data
+
+
+def _attack(
+    command: Attack, network: "nn.Module", images: "Tensor", claims: "Claims", progress: "_Progress"
+) -> "AttackResult":
+    from onelip.attack import find_adversarials, with_foolbox
+
+    def report(done: int, total: int) -> None:
+        progress(done, total, "attacking images")
+
+    if command.foolbox:
+        return with_foolbox(
+            network,
+            images,
+            claims.classes,
+            command.foolbox,
+            claims.radii,
+            batch_size=command.batch_size,
+            progress=report,
+        )
+    return find_adversarials(
+        network,
+        images,
+        claims.classes,
+        radii=claims.radii,
+        pixels=claims.pixels if command.integers else None,
+        steps=command.steps,
+        restarts=command.restarts,
+        clip=command.clip,
+        integers=command.integers,
+        seed=command.seed,
+        batch_size=command.batch_size,
+        progress=report,
+    )
+
+
+def _by_radius(
+    found: "AttackResult", claims: "Claims", labels: "Tensor", radii: Sequence[float]
+) -> dict[str, dict[str, float]]:
+    """For each radius: what is certified (a lower bound of robust accuracy), what stood (an upper one), the gap."""
+    from onelip.certify.certification import radius_name
+
+    rows = {}
+    for radius in radii:
+        certified, stood = claims.accuracy(labels, radius), found.accuracy(labels, radius)
+        rows[radius_name(radius)] = {"cra": certified, "attacked": stood, "gap": stood - certified}
+    return rows
+
+
+def _show(results: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{results['data']}, test images ({results['images']}), attack: {results['attack']}; in %"
+    style = "red" if results["broken"] else ""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
+    for name in ("radius", "accuracy", "CRA", "attacked accuracy", "gap"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())), style=style)
+    for radius, row in results["radii"].items():
+        shares = (results["accuracy"], row["cra"], row["attacked"], row["gap"])
+        table.add_row(radius, *(f"{100 * share:.2f}" for share in shares))
+    console = Console()
+    console.print(table)
+    counts = f"{results['attacked']} certified images attacked, {results['broken']} broken."
+    console.print(counts, style="bold red" if results["broken"] else None, highlight=False)
+    if results["smallest_ratio"] is not None:
+        print(
+            f"Found distance over certified radius: at least {results['smallest_ratio']:.6f}, "
+            f"median {results['median_ratio']:.4f}."
+        )
+    if not results["finished"]:
+        print("The run is not finished: these are the weights of its last checkpoint.")
+    for what in ("flips_file", "counterexamples_file"):
+        if what in results:
+            print(f"{what.replace('_', ' ')}: {results[what]}")
+
+
+class _Progress:
+    """A bar on stderr where somebody watches, a line for each stage elsewhere."""
+
+    def __enter__(self) -> "_Progress":
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self.task, self.stage = self.bar.add_task("", total=None), ""
+        self.bar.start()
+        return self
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        stage = what if what in ("images", "attacking images") else "proving"
+        if stage != self.stage and not sys.stderr.isatty():
+            names = {"images": "certifying images", "proving": "proving layers"}
+            print(f"{names.get(stage, stage)}: {total}", file=sys.stderr, flush=True)
+        self.stage = stage
+        self.bar.update(self.task, description=what, completed=done, total=total)
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
