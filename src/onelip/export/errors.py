@@ -1,0 +1,7 @@
+"""What cannot be shipped, or not be read back."""
+
+from onelip.training.errors import RunError
+
+
+class ExportError(RunError):
+    """An export that cannot be made or used; what was there before stays as it was."""
