@@ -9,8 +9,8 @@ READY  := $(VENV)/.ready
 help:                ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)       ## the main job in a minute: train on handwritten digits, table of certified accuracy
-	$(BIN)/onelip train
+demo: $(READY)       ## the main job in a minute: train on handwritten digits, prove, certify, check, attack
+	$(BIN)/onelip demo
 
 layers: $(READY)     ## the layers at work: exact norms before and after, on real layers
 	$(BIN)/python examples/layers_at_work.py

@@ -13,8 +13,14 @@ from collections.abc import Sequence
 from onelip._version import __version__
 
 VERBS = {
+    "demo": "the whole way in a minute, on digits that come with the package",
     "train": "train a network, or go on with a run",
     "evaluate": "accuracy and certified robust accuracy of a run",
+    "certify": "class and certified radius of images, rounding included; certificate files",
+    "check": "check a certificate file, independently of all else",
+    "attack": "try to break certified decisions",
+    "audit": "what is proved of a network's Lipschitz constant, node by node",
+    "export": "plain weights, ONNX, or a directory for a hub",
     "data": "data sets: what is there, and fetching",
     "models": "architectures",
     "methods": "ways to make a layer 1-Lipschitz",

@@ -43,7 +43,7 @@ def aol_alt(
 ) -> nn.Sequential:
     """Build AOL-ALT; works in both memory formats, faster in channels_last.
 
-    It is made for images of `image_size`. With larger ones it would give several logits per class.
+    It refuses images of another size than `image_size`: with larger ones it would give several logits per class.
 
     Args:
         num_classes: number of logits, at most 64 * width.

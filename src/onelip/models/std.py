@@ -50,7 +50,7 @@ def standard(
 ) -> nn.Sequential:
     """Build the network of the table; works in both memory formats, faster in channels_last.
 
-    It is made for images of `image_size`. With larger ones it would give several logits per class.
+    It refuses images of another size than `image_size`: with larger ones it would give several logits per class.
 
     Args:
         num_classes: number of logits, at most 32 * width.
