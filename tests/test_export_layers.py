@@ -43,6 +43,7 @@ def layers() -> dict[str, nn.Module]:
         "LipschitzAvgPool3d": nn.Sequential(nn.Unflatten(1, (2, 2)), own.LipschitzAvgPool3d(None)),
         "MaxMin": own.MaxMin(),
         "NActivation": own.NActivation(4, init=(-0.1, 0.3)),
+        "Normalize": own.Normalize((0.5,) * 4, (0.25, 0.5, 0.75, 1.0)),
         "PadChannels": own.PadChannels(6),
     }
 

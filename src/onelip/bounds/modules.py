@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from onelip.bounds import slopes
 from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
 from onelip.methods._guards import InputSizeGuard
 from onelip.methods.aol import AOL, find_aol, original_of
@@ -58,6 +59,8 @@ def is_changed(module: nn.Module) -> str | None:
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
         return "has a forward hook, which may change its input or output"
     kind = parametrize.type_before_parametrizations(module)
+    if kind.__call__ is not nn.Module.__call__:
+        return "its class overrides __call__"
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
         _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
     ):
@@ -231,6 +234,10 @@ _NAN = Vouch(None, "its parameters are not finite")
 _MOVES = "moves entries, or drops some"
 _SLOPE = "slope at most 1"
 
+# Written in torch as a quotient or a difference of two things that both depend on the input: as ATen operations they
+# have no bound, or a loose one.
+RULE_LOST_IN_ATEN = (nn.Softsign, nn.Tanhshrink)
+
 _RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys(
         (nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
@@ -247,13 +254,13 @@ _RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys((nn.LogSigmoid, nn.Softshrink), _always(1.0, _SLOPE)),
     nn.CELU: _celu,
     nn.Softplus: _softplus,
-    nn.Sigmoid: _always(0.25, "slope at most 1/4"),
-    nn.GELU: _always(1.13, "steepest slope"),
-    nn.SiLU: _always(1.1, "steepest slope"),
-    nn.Mish: _always(1.09, "steepest slope"),
-    nn.Hardswish: _always(1.5, "steepest slope"),
-    nn.SELU: _always(1.7581, "slope at zero from below"),
-    nn.Softmax: _always(1.0, "gradient of a 1-smooth function"),
+    nn.Sigmoid: _always(slopes.SIGMOID, "slope at most 1/4"),
+    nn.GELU: _always(slopes.GELU, "steepest slope"),
+    nn.SiLU: _always(slopes.SILU, "steepest slope"),
+    nn.Mish: _always(slopes.MISH, "steepest slope"),
+    nn.Hardswish: _always(slopes.HARDSWISH, "steepest slope"),
+    nn.SELU: _always(slopes.SELU, "slope at zero from below"),
+    nn.Softmax: _always(slopes.SOFTMAX, "Gershgorin: 2 p (1 - p) at most"),
     nn.LeakyReLU: _leaky,
     nn.PReLU: _prelu,
     nn.ELU: _elu,

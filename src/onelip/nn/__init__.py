@@ -18,6 +18,7 @@ from onelip.nn.groupsort import GroupSort
 from onelip.nn.householder import Householder
 from onelip.nn.maxmin import MaxMin
 from onelip.nn.n_activation import NActivation
+from onelip.nn.normalize import Normalize
 from onelip.nn.pooling import (
     ConcatenationPool1d,
     ConcatenationPool2d,
@@ -58,6 +59,7 @@ __all__ = [
     "LipschitzModule",
     "MaxMin",
     "NActivation",
+    "Normalize",
     "PadChannels",
     "UnknownLipschitzConstant",
     "init",

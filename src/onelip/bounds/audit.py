@@ -1,0 +1,286 @@
+"""What is proved of a network, step by step, what is measured, and by name what nobody vouches for.
+
+    measured lower bound <= the Lipschitz constant (L2, one sample, eval mode, real arithmetic) <= proved upper bound
+
+The upper bound comes from the graph (`trace`), the rules (`walk`) and the stored weights; no estimate enters it. Where
+one step has no rule there is no upper bound: nothing is assumed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip._summary import _title
+from onelip.bounds.graph import Graph, Node, trace
+from onelip.bounds.lower import is_linear, lower_of_linear, lower_of_network
+from onelip.bounds.rules import Verdict
+from onelip.bounds.walk import walk
+from onelip.export import bake
+from onelip.nn.normalize import Normalize
+
+Effort = Literal["quick", "normal", "high"]
+
+
+class UnsoundBound(RuntimeError):
+    """A measured ratio above a proved bound: a mistake in a rule, or in a constant that a module states."""
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One step.
+
+    Attributes:
+        place: the module in which it happens; "" is the model itself.
+        layer: what it is.
+        upper: proved bound of the step by itself; None where it has several operands, or nobody vouches.
+        lower: measured; None where nothing was measured.
+        constant: proved bound from the model's input up to here, or None.
+        why: in a few words.
+        is_refused: whether nobody vouches for the step itself.
+    """
+
+    place: str
+    layer: str
+    upper: float | None
+    lower: float | None
+    constant: float | None
+    why: str
+    is_refused: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The rows, and what they come to. `print` it."""
+
+    rows: tuple[AuditRow, ...]
+    upper: float | None  # proved, or None
+    lower: float | None  # measured, or None if that was not asked for
+    not_vouched: list[str]
+    findings: list[str]
+    input_shape: tuple[int, ...]  # of one sample
+
+    def __str__(self) -> str:
+        head = ("module", "step", "at most", "at least", "so far", "why")
+        table = [head] + [
+            (
+                row.place or "(model)",
+                row.layer,
+                "?" if row.is_refused else "" if row.upper is None else _up(row.upper, 7),
+                "" if row.lower is None else f"{row.lower:.6g}",
+                "?" if row.constant is None else _up(row.constant, 7),
+                row.why,
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(row[i]) for row in table) for i in range(5)]
+        lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[5]]) for row in table]
+        lines.insert(1, "-" * min(120, max(len(line) for line in lines)))
+        lines += [f"finding: {finding}" for finding in self.findings]
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        measured = "" if self.lower is None else f", at least {self.lower:.6g} (measured)"
+        if self.upper is not None:
+            return f"Lipschitz constant at most {_up(self.upper, 10)} (proved, eval mode, real arithmetic){measured}."
+        names = "; ".join(self.not_vouched[:6]) + ("; ..." if len(self.not_vouched) > 6 else "")
+        return f"NO PROOF{measured}. Not vouched for: {names}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for json.dumps."""
+        return {
+            "upper": self.upper,
+            "lower": self.lower,
+            "input_shape": list(self.input_shape),
+            "not_vouched": list(self.not_vouched),
+            "findings": list(self.findings),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def lipschitz(
+    model: nn.Module,
+    example_input: Tensor,
+    *,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    lower: bool = True,
+    effort: Effort = "normal",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Audit:
+    """Audit a network: proved upper bound, measured lower bound, and what has no proof. The model is left as it is.
+
+    Args:
+        model: any torch module from one tensor to one tensor; it is looked at in eval mode.
+        example_input: an input with its batch axis, in the units in which the constant is wanted: pixels in [0, 1].
+        normalize: (mean, std) per channel, if images are standardised before the model: it is part of the function.
+        lower: whether to measure, which takes most of the time for small networks.
+        effort: how hard to work on each stored weight; see `bound_weight`.
+        seed: of the measurement.
+        progress: called with a line of text now and then.
+
+    Raises:
+        CannotTrace: if the model has no fixed graph of operations, saying why.
+        UnsoundBound: if a measurement contradicts a proof.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
+        >>> _ = nn.init.eye_(model[1].weight)
+        >>> audit = lipschitz(model, torch.rand(1, 1, 2, 2))
+        >>> 1 <= audit.upper < 1 + 1e-9, audit.not_vouched
+        (True, [])
+    """
+    say = progress or (lambda line: None)
+    findings = _findings_before(model, example_input, normalize)
+    whole = model
+    if normalize is not None:
+        first = Normalize(*normalize).to(example_input)
+        whole = nn.Sequential(OrderedDict(normalize=first, model=model))
+    rounded = _ambient_autocast(example_input)
+    with torch.autocast(example_input.device.type, enabled=False):
+        say("tracing the graph")
+        graph = trace(whole, example_input)
+        verdicts = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
+        measured = _measure_layers(graph, seed, say) if lower else {}
+        found = None
+        if lower:
+            say("searching for the steepest slope")
+            found = _measure_network(whole, example_input, seed, findings)
+    has_prefix = normalize is not None
+    rows = tuple(
+        _row(node, verdict, measured.get(node.index), has_prefix)
+        for node, verdict in zip(graph.nodes, verdicts, strict=True)
+        if node.op != "input" and (node.op != "getitem" or verdict.is_refused)
+    )
+    not_vouched = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
+    upper = verdicts[graph.output].constant
+    if rounded is not None:
+        not_vouched.insert(0, f"(model): called under torch.autocast, which rounds to {rounded}; leave the region")
+        upper = None
+    findings += _findings_after(rows, graph, verdicts, measured, has_prefix)
+    _check(upper, found, rows)
+    return Audit(rows, upper, found, not_vouched, findings, tuple(graph.input_shape[1:]))
+
+
+def _row(node: Node, verdict: Verdict, measured: float | None, has_prefix: bool) -> AuditRow:
+    layer = _title(node.module) if node.module is not None else _short(node.op)
+    place = _own_place(node.place, has_prefix)
+    return AuditRow(place, layer, verdict.factor, measured, verdict.constant, verdict.why, verdict.is_refused)
+
+
+def _own_place(place: str, has_prefix: bool) -> str:
+    """The place in the user's model, not in the one with the standardisation in front."""
+    return place.removeprefix("model").removeprefix(".") if has_prefix else place
+
+
+def _short(op: str) -> str:
+    name = op.split(".")[1] if op.count(".") == 2 else op
+    return "batch_norm" if name == "_native_batch_norm_legit_no_training" else name.lstrip("_")
+
+
+def _ambient_autocast(example: Tensor) -> str | None:
+    kind = example.device.type
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+def _measure_layers(graph: Graph, seed: int, say: Callable[[str], None]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    known: dict[Any, float] = {}  # a layer used twice is measured once
+    for node in graph.nodes:
+        if not is_linear(node):
+            continue
+        say(f"measuring {node.place or '(model)'}")
+        shape = graph.nodes[node.inputs[0]].shape
+        key = (id(node.module), shape) if node.module is not None else node.index
+        if key not in known:
+            known[key] = lower_of_linear(node, shape, seed=seed)
+        found[node.index] = known[key]
+    return found
+
+
+def _measure_network(model: nn.Module, example: Tensor, seed: int, findings: list[str]) -> float | None:
+    try:
+        return lower_of_network(bake(model), example, seed=seed)
+    except RuntimeError as error:  # a forward that works in one type only, or has no derivative
+        findings.append(f"the network could not be measured in float64: {str(error).splitlines()[0]}")
+        return None
+
+
+def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[str]:
+    findings = []
+    if isinstance(example, Tensor) and example.is_floating_point() and example.numel():
+        least, most = float(example.min()), float(example.max())
+        if not (least >= 0 and most <= 1):
+            way = "give an example in [0, 1]" if normalize else (
+                "pass normalize=(mean, std) with an example in [0, 1], or put onelip.nn.Normalize first"
+            )  # fmt: skip
+            findings.append(
+                f"input is not in raw pixel units: expected [0, 1], got {least:.4g} to {most:.4g}. If it was "
+                f"standardised, the constant is not per pixel unit, and radii made of it are wrong; {way}"
+            )
+    for name, module in model.named_modules():
+        findings += _misplaced(name, module)
+    if model.training and any(isinstance(m, nn.modules.batchnorm._NormBase | nn.Dropout) for m in model.modules()):
+        findings.append("the model is in training mode; what is audited is its eval mode: call model.eval()")
+    return findings
+
+
+def _misplaced(name: str, module: nn.Module) -> list[str]:
+    """torch's parametrizations that norm the matrix (out, in * taps), which is not the operator of a convolution."""
+    if not parametrize.is_parametrized(module) or not isinstance(module, nn.modules.conv._ConvNd):
+        return []
+    lists: Any = module.parametrizations
+    kinds = {type(p).__name__.strip("_") for maps in lists.values() for p in maps if type(p).__module__ == _TORCHS}
+    return [
+        f"{name or '(model)'}: torch's {kind} norms the weight as a matrix, not the convolution, whose norm can be "
+        "several times larger"
+        for kind in sorted(kinds & {"SpectralNorm", "Orthogonal"})
+    ]
+
+
+_TORCHS = "torch.nn.utils.parametrizations"
+
+
+def _findings_after(
+    rows: tuple[AuditRow, ...],
+    graph: Graph,
+    verdicts: tuple[Verdict, ...],
+    measured: dict[int, float],
+    has_prefix: bool,
+) -> list[str]:
+    remarks = dict.fromkeys(
+        f"{_own_place(node.place, has_prefix) or '(model)'}: {verdict.remark}"
+        for node, verdict in zip(graph.nodes, verdicts, strict=True)
+        if verdict.remark
+    )
+    above = [row for row in rows if row.lower is not None and row.lower > 1 + 1e-6]
+    findings = list(remarks)
+    if above:
+        above.sort(key=lambda row: -(row.lower or 0.0))
+        names = ", ".join(f"{row.place or '(model)'} ({row.lower:.4g})" for row in above[:5])
+        findings.append(
+            f"{len(above)} of {len(measured)} linear steps have a norm above 1 (measured): {names}"
+            + (", ..." if len(above) > 5 else "")
+        )
+    return findings
+
+
+def _check(upper: float | None, lower: float | None, rows: tuple[AuditRow, ...]) -> None:
+    pairs = [("the network", upper, lower), *((row.place, row.upper, row.lower) for row in rows)]
+    for place, proved, seen in pairs:
+        if proved is not None and seen is not None and not seen <= proved:
+            raise UnsoundBound(
+                f"expected every measured ratio below the proved bound, got {seen} above {proved} for {place}: a rule "
+                "is wrong, or a module states a constant that does not hold; please report it"
+            )
+
+
+def _up(value: float, digits: int) -> str:
+    """Rounded up in the last of some significant digits: what is printed is a bound, too."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
+    return f"{rounded:f}" if 1e-4 <= value < 1e10 or value == 0 else f"{rounded:e}"

@@ -1,0 +1,221 @@
+"""||W||^2 <= square as a fraction, proved in integers: no rounding anywhere, and so no error analysis.
+
+Stored weights are integers times one power of two, W = 2^e M. With G = M^T M in integers (python-flint), and G as a
+kernel over offsets for convolutions, a witness of `onelip.bounds.fast` is evaluated as it stands:
+
+    schur       square = max_i sum_j |G_ij| q_j / q_i * 4^e                             for t = 1 step
+                square = the root of max_i sum_j |M_t|_ij q_j / q_i, rounded up         t - 1 times, M_{t+1} = M_t M_t
+    cholesky    square = S, if some R makes the row sums of |(S - delta) I - G - R^T R| at most delta = 2^-32 S
+"""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onelip.bounds import _floats
+from onelip.bounds._cholesky import margin
+from onelip.bounds._kernel import Offset, half_of_offsets
+from onelip.bounds._rational import repeated_root, up_root
+from onelip.bounds.fast import candidates
+from onelip.bounds.witness import ZERO, ExactBound, ProofFailed, Witness
+from onelip.geometry import Geometry
+
+# One matrix of integers (rows, columns) for each tap that has one; python-flint gives its types no stubs.
+Blocks = dict[Offset, Any]
+_FACTOR_DIGITS = 54  # binary digits after the point that are kept of R
+_INT64_DIGITS = 62
+
+
+@torch.no_grad()
+def exact_bound(weight: Tensor, geometry: Geometry, witness: Witness | None = None) -> ExactBound:
+    """A bound on the operator norm of a weight that is proved in rational arithmetic.
+
+    Args:
+        weight: the stored weight, float16, bfloat16, float32 or float64.
+        geometry: how the layer acts.
+        witness: what to prove; by default the best that `bound_weight` finds.
+
+    Raises:
+        ProofFailed: if the witness does not prove its claim.
+        ImportError: without python-flint.
+
+    Example:
+        >>> from onelip.geometry import geometry_of
+        >>> layer = torch.nn.Conv1d(1, 1, 2, bias=False)
+        >>> _ = torch.nn.init.constant_(layer.weight, 0.75)
+        >>> exact_bound(layer.weight, geometry_of(layer)).square
+        Fraction(9, 4)
+    """
+    if witness is not None:
+        return _evaluate(weight, geometry, witness)
+    found = sorted(candidates(weight, geometry).values(), key=lambda candidate: candidate.square)
+    for candidate in found[:-1]:
+        try:
+            return _evaluate(weight, geometry, candidate.witness)
+        except ProofFailed:
+            continue  # only a Cholesky certificate can fail; the Schur test always proves something
+    return _evaluate(weight, geometry, found[-1].witness)
+
+
+def _evaluate(weight: Tensor, geometry: Geometry, witness: Witness) -> ExactBound:
+    numbers = _floats.read(weight)
+    zero = numbers.all_zero()
+    if zero or witness.kind == "zero":
+        if not zero:
+            raise ProofFailed("expected a layer of zeros, got one with other weights; ask for another witness")
+        return ExactBound(Fraction(0), 0.0, ZERO)
+    if witness.side not in ("inputs", "outputs"):
+        raise ProofFailed(f"expected the side 'inputs' or 'outputs', got {witness.side!r}")
+    groups, exponent = _integer_kernels(numbers, geometry, witness.side)
+    if witness.kind == "schur":
+        square = _schur(groups, exponent, witness)
+    elif witness.kind == "cholesky":
+        square = _cholesky(groups, exponent, witness)
+    else:
+        raise ProofFailed(f"expected a witness of kind 'schur', 'cholesky' or 'zero', got {witness.kind!r}")
+    return ExactBound(square, up_root(square), witness)
+
+
+def _flint() -> Any:
+    try:
+        import flint
+    except ImportError as error:
+        raise ImportError("exact bounds need python-flint; pip install 'onelip[exact]'") from error
+    return flint
+
+
+def _integer_kernels(numbers: _floats.Dyadic, geometry: Geometry, side: str) -> tuple[list[Blocks], int]:
+    """(M, e): integer kernels, one per group, with W = 2^e M."""
+    flint = _flint()
+    mantissa, exponents = numbers.mantissa.flatten().numpy(), numbers.exponent.flatten().numpy()
+    present = mantissa != 0
+    # Trailing zeros go into the exponent: float32 weights stored as float64 stay numbers of 24 bits.
+    lowest = np.maximum(mantissa & -mantissa, 1)
+    zeros = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
+    mantissa, exponents = mantissa >> zeros, exponents + zeros
+    exponent = int(exponents[present].min())
+    shift = np.where(present, exponents - exponent, 0)
+    if numbers.top + 1 - exponent > _INT64_DIGITS:
+        mantissa, shift = mantissa.astype(object), shift.astype(object)  # Python's integers have no end
+    integers = np.concatenate([np.zeros(1, mantissa.dtype), mantissa << shift])
+    # Where each number goes is asked of the geometry itself; 0 stands for taps that some phases do not have.
+    place = torch.arange(1, len(integers)).reshape(numbers.mantissa.shape)
+    places = geometry.to_kernel(place, side).numpy()  # (g, rows, columns, *taps)
+    rows, columns = places.shape[1:3]
+    groups: list[Blocks] = []
+    for group in places:
+        blocks = {}
+        for tap in np.ndindex(group.shape[2:]):
+            entries = integers[group[(slice(None), slice(None), *tap)]]
+            if entries.any():
+                blocks[tap] = flint.fmpz_mat(rows, columns, entries.ravel().tolist())
+        groups.append(blocks)
+    return groups, exponent
+
+
+def _gram(blocks: Blocks) -> Blocks:
+    """Half of the Gram operator: A_delta = sum_t K_{t + delta}^T K_t for delta zero or after zero."""
+    transposed = {tap: block.transpose() for tap, block in blocks.items()}
+    result: Blocks = {}
+    dims = len(next(iter(blocks), ()))
+    extent = tuple(max(tap[i] for tap in blocks) - min(tap[i] for tap in blocks) + 1 for i in range(dims))
+    for delta in half_of_offsets(extent):
+        for tap, block in blocks.items():
+            partner = transposed.get(tuple(t + d for t, d in zip(tap, delta, strict=True)))
+            if partner is not None:
+                product = partner * block
+                result[delta] = result[delta] + product if delta in result else product
+    return result
+
+
+def _completed(half: Blocks) -> Blocks:
+    """All of a symmetric operator: A_{-delta} = A_delta^T."""
+    return half | {tuple(-d for d in delta): block.transpose() for delta, block in half.items() if any(delta)}
+
+
+def _absolute_sums(half: Blocks, columns: int) -> Any:
+    """T_ij = sum over all offsets of |A_delta[i, j]|."""
+    flint = _flint()
+    total = flint.fmpz_mat(columns, columns)
+    for delta, block in half.items():
+        absolute = flint.fmpz_mat(columns, columns, [abs(entry) for entry in block.entries()])
+        total = total + absolute
+        if any(delta):
+            total = total + absolute.transpose()
+    return total
+
+
+def _schur(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:
+    flint = _flint()
+    scale, steps = witness.scale, witness.steps
+    columns = {block.ncols() for blocks in groups for block in blocks.values()}
+    if type(steps) is not int or not 1 <= steps <= 8:
+        raise ProofFailed(f"expected a number of steps from 1 to 8, got {steps!r}")
+    if scale is None or [len(row) for row in scale] != [max(columns)] * len(groups):
+        shape = None if scale is None else [len(row) for row in scale]
+        raise ProofFailed(f"expected {len(groups)} scalings of {max(columns)} numbers, got lengths {shape}")
+    if not all(type(q) is int and q > 0 for row in scale for q in row):
+        raise ProofFailed("expected scalings of positive integers")
+    largest = Fraction(0)
+    for blocks, q in zip(groups, scale, strict=True):
+        if not blocks:
+            continue
+        half = _gram(blocks)
+        for _ in range(steps - 1):
+            half = _gram(_completed(half))
+        sums = _absolute_sums(half, len(q)) * flint.fmpz_mat(len(q), 1, list(q))
+        largest = max(largest, *(Fraction(int(s), q_i) for s, q_i in zip(sums.entries(), q, strict=True)))
+    return repeated_root(largest * Fraction(4) ** (exponent * 2 ** (steps - 1)), steps - 1)
+
+
+def _cholesky(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:
+    S = witness.square
+    if S is None or not S > 0:
+        raise ProofFailed(f"expected a positive claim, got {S}")
+    for blocks in groups:
+        if any(any(delta) for delta in _gram(blocks)):
+            raise ProofFailed("expected a matrix or a kernel with one tap, got a convolution; use a Schur witness")
+        for G in _gram(blocks).values():
+            _require_above(S, G, exponent)
+    return S
+
+
+def _require_above(S: Fraction, G: Any, exponent: int) -> None:
+    """Prove G 4^exponent <= S I."""
+    flint = _flint()
+    n = G.nrows()
+    # In units of 4^p the claim is between 1/4 and 4, so that floats can hold what they are asked to factor.
+    p = (S.numerator.bit_length() - S.denominator.bit_length()) // 2
+    R = _factor(S / Fraction(4) ** p, G, exponent - p)
+    # Everything in units of 4^w, in which both products are integers.
+    w = min(exponent, p - _FACTOR_DIGITS)
+    rest = G * 4 ** (exponent - w) + (R.transpose() * R) * 4 ** (p - _FACTOR_DIGITS - w)
+    diagonal = (S - margin(S)) / Fraction(4) ** w
+    allowed = margin(S) / Fraction(4) ** w
+    entries = [abs(entry) for entry in rest.entries()]
+    for i in range(n):
+        row = entries[i * n : (i + 1) * n]
+        others = int(sum(row, flint.fmpz(0)) - row[i])
+        if not others + abs(diagonal - int(rest[i, i])) <= allowed:
+            raise ProofFailed(f"expected the claim ||W||^2 <= {float(S)} to be proved by a Cholesky factor, got none")
+
+
+def _factor(S: Fraction, G: Any, exponent: int) -> Any:
+    """Integers near 2^54 R with R^T R = (S - delta) I - G 4^exponent; how near is for the caller to check."""
+    flint = _flint()
+    n = G.nrows()
+    entries = [int(entry) for entry in G.entries()]
+    # A float holds 53 digits and some exponents: cut the integers to 200 digits before.
+    cut = max(0, max(entry.bit_length() for entry in entries) - 200)
+    floats = np.array([float(entry >> cut) for entry in entries]).reshape(n, n)
+    A = -np.ldexp(floats, cut + 2 * exponent)
+    A[np.diag_indices(n)] += float(S - margin(S))
+    try:
+        R = np.linalg.cholesky(A).T
+    except np.linalg.LinAlgError:
+        raise ProofFailed(f"expected the claim to be above the largest eigenvalue, got {float(S)} below it") from None
+    integers = np.rint(np.ldexp(R, _FACTOR_DIGITS)).astype(np.int64)
+    return flint.fmpz_mat(n, n, integers.ravel().tolist())

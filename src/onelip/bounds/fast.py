@@ -1,0 +1,144 @@
+"""||W|| <= value for the stored weights of a linear layer, in float64, with every rounding error counted.
+
+Several proofs are tried and the smallest bound is taken:
+
+    schur       the scaled Schur test on the Gram operator: what AOL is built on, so its layers come out as 1 + 1e-10
+    gram t      the same test on the power 2^(t-1) of the Gram operator: closer for convolutions, and dearer
+    cholesky    for matrices: the largest singular value itself, up to some 1e-9
+
+Each is proved anew in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot come out larger
+there: both evaluate the same expression, one of them rounded up.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onelip.bounds import _floats
+from onelip.bounds._cholesky import cholesky_bound
+from onelip.bounds._kernel import Gram, cost_of_gram, gram, lay_out
+from onelip.bounds._rational import repeated_root, up_root
+from onelip.bounds._schur import norm_of_square, scaling_of
+from onelip.bounds.witness import ZERO, Bound, Witness
+from onelip.geometry import Geometry
+
+Effort = Literal["quick", "normal", "high"]
+_SIDES = ("inputs", "outputs")
+
+# Multiplications and additions that each effort may spend: on the second side's Gram operator, and on a power of it.
+_BOTH_SIDES = 4e9
+_POWERS = {"quick": 0.0, "normal": 3e10, "high": 5e11}
+_STEPS = {"quick": 1, "normal": 2, "high": 3}
+# Columns up to which a Cholesky decomposition is tried.
+_MATRIX_SIDE = {"quick": 0, "normal": 4096, "high": 16384}
+# Powers of a Gram operator have roots that are float64; beyond these exponents of the largest weight they may not fit.
+_MODERATE = 100
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """||W||^2 <= square, proved in float64; exact arithmetic proves at least as much from the witness."""
+
+    square: Fraction
+    witness: Witness
+
+
+@torch.no_grad()
+def bound_weight(weight: Tensor, geometry: Geometry, *, effort: Effort = "normal") -> Bound:
+    """A proved bound on the operator norm of a weight.
+
+    Args:
+        weight: the stored weight of a layer, float16, bfloat16, float32 or float64, on any device.
+        geometry: how the layer acts, see `onelip.geometry.geometry_of`.
+        effort: "quick" for the Schur test alone, "normal" with the square of the Gram operator and the Cholesky
+            certificate where they are affordable, "high" for more of both.
+
+    Raises:
+        NonFiniteWeight: for infinities and NaNs.
+        OverflowError: if the bound is beyond the range of float64.
+
+    Example:
+        >>> from onelip.geometry import geometry_of
+        >>> layer = torch.nn.Conv2d(1, 1, 3, bias=False)
+        >>> _ = torch.nn.init.constant_(layer.weight, 1 / 3)
+        >>> bound = bound_weight(layer.weight, geometry_of(layer))
+        >>> round(bound.value, 6), bound.witness.kind
+        (3.0, 'schur')
+    """
+    found = candidates(weight, geometry, effort)
+    best = min(found.values(), key=lambda candidate: candidate.square)
+    values = {name: up_root(candidate.square) for name, candidate in found.items()}
+    return Bound(up_root(best.square), best.witness, values)
+
+
+@torch.no_grad()
+def candidates(weight: Tensor, geometry: Geometry, effort: Effort = "normal") -> dict[str, Candidate]:
+    """All bounds that `bound_weight` chooses from, by name."""
+    if effort not in _STEPS:
+        raise ValueError(f"expected effort to be one of {', '.join(_STEPS)}, got {effort!r}")
+    numbers = _floats.read(weight)
+    if numbers.all_zero():
+        return {"zero": Candidate(Fraction(0), ZERO)}
+    scaled, exponent = _floats.scaled(numbers)
+    kernels = {side: lay_out(geometry.to_kernel(scaled, side)) for side in _SIDES}
+    cheap, dear = sorted(_SIDES, key=lambda side: cost_of_gram(tuple(kernels[side].shape)))
+    grams = {cheap: gram(kernels[cheap], keep=_is_used_again(kernels[cheap], effort))}
+    found = {f"schur {cheap}": _schur(kernels[cheap], [grams[cheap]], cheap, exponent)}
+    if _is_matrix(kernels[cheap]) and kernels[cheap].shape[-1] <= _MATRIX_SIDE[effort]:
+        certificate = _cholesky(kernels[cheap], grams[cheap], cheap, exponent)
+        if certificate is not None:  # nothing else comes near it
+            return found | {f"cholesky {cheap}": certificate}
+    if cost_of_gram(tuple(kernels[dear].shape)) <= _BOTH_SIDES:
+        grams[dear] = gram(kernels[dear], keep=_is_used_again(kernels[dear], effort))
+        found[f"schur {dear}"] = _schur(kernels[dear], [grams[dear]], dear, exponent)
+    if abs(exponent) <= _MODERATE:
+        side = min(grams, key=lambda side: found[f"schur {side}"].square)
+        found |= _powers(kernels[side], grams[side], side, exponent, effort)
+    return found
+
+
+def _is_matrix(K: Tensor) -> bool:
+    return math.prod(K.shape[1:-2]) == 1
+
+
+def _is_used_again(K: Tensor, effort: Effort) -> bool:
+    """Whether the Gram operator of K will be decomposed or squared: otherwise its sums do, and it may be large."""
+    g, *taps, _, columns = K.shape
+    squared = cost_of_gram((g, *(2 * k - 1 for k in taps), columns, columns))
+    return squared <= _POWERS[effort] or (_is_matrix(K) and columns <= _MATRIX_SIDE[effort])
+
+
+def _schur(K: Tensor, grams: list[Gram], side: str, exponent: int) -> Candidate:
+    steps = len(grams)
+    q = scaling_of(grams[-1].sums)
+    power = norm_of_square(K, grams, q) * Fraction(4) ** (exponent * 2 ** (steps - 1))  # of ||W||^(2^steps)
+    scale = tuple(tuple(int(number) for number in row) for row in q.tolist())
+    return Candidate(repeated_root(power, steps - 1), Witness("schur", side, steps, scale, None))
+
+
+def _powers(K: Tensor, start: Gram, side: str, exponent: int, effort: Effort) -> dict[str, Candidate]:
+    found = {}
+    grams = [start]
+    for step in range(2, _STEPS[effort] + 1):
+        kernel = grams[-1].kernel
+        if kernel is None:
+            break
+        grams[-1] = grams[-1]._replace(kernel=None)
+        grams.append(gram(kernel, keep=step < _STEPS[effort] and _is_used_again(kernel, effort)))
+        found[f"gram {step} {side}"] = _schur(K, grams, side, exponent)
+    return found
+
+
+def _cholesky(K: Tensor, start: Gram, side: str, exponent: int) -> Candidate | None:
+    assert start.kernel is not None
+    shape = K.shape[0], *K.shape[-2:]
+    H = start.kernel.reshape(K.shape[0], K.shape[-1], K.shape[-1])
+    proved = cholesky_bound(K.reshape(shape), H)
+    if proved is None:
+        return None
+    square, claim = (number * Fraction(4) ** exponent for number in proved)
+    return Candidate(square, Witness("cholesky", side, 1, None, claim))

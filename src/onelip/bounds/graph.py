@@ -1,0 +1,327 @@
+"""What a module computes, as a list of steps in order: each a layer with a rule of its own, or one ATen operation.
+
+Nothing is assumed of a `forward`: torch.export runs it on tensors without values, so what the graph holds is what the
+program does on inputs of this shape, whoever wrote it: sums, concatenations, functional calls, hooks. Control flow that
+looks at values has no single graph and is refused. In-place operations come rewritten without (a write into a view
+becomes a scatter), so that following the operands follows the data. Layers that say more as modules stay single nodes,
+see Note [Leaves] in _leaves.py.
+
+Note [Batch]
+    The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
+    vouches for a node only where axis 0 is the batch before and after. A forward that asks for the length of the batch
+    is looked at for two samples.
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_any, tree_flatten, tree_map
+
+from onelip.bounds._leaves import Refused, as_one_operation, is_leaf, leaves_are, tensors_of
+from onelip.export import bake
+
+
+class CannotTrace(ValueError):
+    """A model that has no graph of fixed operations from one tensor to one tensor."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """In a node's arguments: the value of another node."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step that depends on the input.
+
+    Attributes:
+        index: its position in `Graph.nodes`; operands come before.
+        place: path of the module in which it happens, such as "blocks.0.conv1"; "" for the model itself.
+        op: "input", "module", "constant" (an output that does not depend on the input), "getitem" (an entry of an
+            operation with several results), or the ATen name, such as "aten.add.Tensor".
+        module: for op "module" the layer itself, baked and in eval mode.
+        arguments: positional ones of an ATen operation, with `Ref` for nodes; constants are tensors and numbers.
+        keywords: likewise.
+        inputs: indices of the operands that depend on the input.
+        shape: of the result, with the batch axis first; () for an operation with several results.
+        dtype: of the result.
+    """
+
+    index: int
+    place: str
+    op: str
+    module: nn.Module | None
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All steps in order; node 0 is the input."""
+
+    nodes: tuple[Node, ...]
+    output: int
+    input_shape: tuple[int, ...]  # with the batch axis, which has length 2
+
+    @property
+    def batch(self) -> int:
+        """Length of the batch axis during the trace."""
+        return self.input_shape[0]
+
+
+def trace(model: nn.Module, example: Tensor) -> Graph:
+    """The graph of a model in eval mode, on inputs of the example's shape; the model itself is left as it is.
+
+    Args:
+        model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
+        example: an input with a batch axis, of any length (Note [Batch]). Its values do not matter.
+
+    Raises:
+        CannotTrace: for several inputs or outputs, control flow that depends on values, state that changes, autocast.
+        NonFiniteWeight: if a weight is not finite.
+
+    Example:
+        >>> graph = trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), torch.zeros(2, 4))
+        >>> [(node.place, node.op) for node in graph.nodes]
+        [('', 'input'), ('0', 'module'), ('1', 'aten.relu.default')]
+    """
+    example = _checked_example(model, example)
+    plain = _plain_copy(model)
+    paths = [name for name, module in plain.named_modules() if is_leaf(module)]
+    leaves = [plain.get_submodule(path) for path in paths]
+    program = _export(plain, example, paths)
+    with torch.no_grad(), leaves_are(leaves):
+        return _Reader(program, leaves, paths, tuple(example.shape)).read()
+
+
+def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
+    if not isinstance(model, nn.Module):
+        raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
+    if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
+        got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+        raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
+    if not example.is_floating_point():
+        raise CannotTrace(
+            f"expected a floating-point example, got {example.dtype}; for uint8 images give images.double() / 255, "
+            "the constant is in units of what the model takes"
+        )
+    if torch.is_autocast_enabled(example.device.type):
+        raise CannotTrace(
+            f"expected no autocast, got torch.autocast to {torch.get_autocast_dtype(example.device.type)} around the "
+            "call: what it rounds has no proof; leave the region"
+        )
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        raise CannotTrace("expected no global forward hooks, got some: they may change every layer; remove them")
+    return torch.cat([example, example])[:2]
+
+
+def _plain_copy(model: nn.Module) -> nn.Module:
+    uninitialized = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+    if uninitialized:
+        raise CannotTrace(
+            f"expected a model with weights, got none in {uninitialized[0]!r}; run it once, so that shapes are known"
+        )
+    try:
+        return bake(model).eval().requires_grad_(False)
+    except RuntimeError as error:
+        raise CannotTrace(
+            f"expected a model that can be copied, got: {_first_line(error)}; if it uses torch.nn.utils.weight_norm or "
+            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them"
+        ) from error
+
+
+def _export(plain: nn.Module, example: Tensor, paths: list[str]) -> torch.export.ExportedProgram:
+    """The functional ATen program, with the leaves at the given paths as single operations."""
+    leaves = [plain.get_submodule(path) for path in paths]
+    # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
+    # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`.
+    running = copy.deepcopy(plain)
+    for number, path in enumerate(paths):
+        running.get_submodule(path).__dict__["forward"] = as_one_operation(
+            running.get_submodule(path), leaves[number], number
+        )
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _quietly(), leaves_are(leaves):
+            # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
+            program = torch.export.export(running, (example.detach(),), strict=False).run_decompositions({})
+    except Refused as refused:
+        raise CannotTrace(str(refused)) from refused
+    except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
+        raise CannotTrace(
+            f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
+            f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
+            "further inputs and calls out of torch have none: write them with torch operations, or put them into a "
+            "LipschitzModule that states its constant"
+        ) from error
+    _check_signature(program)
+    return program
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's deprecations of its own parts, and without its log of a refusal, which we put in words."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export")]
+    before = [logger.disabled for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.disabled = True
+        try:
+            yield
+        finally:
+            for logger, disabled in zip(loggers, before, strict=True):
+                logger.disabled = disabled
+
+
+def _check_signature(program: torch.export.ExportedProgram) -> None:
+    signature = program.graph_signature
+    written = [*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()]
+    if written:
+        raise CannotTrace(
+            f"expected a model that is the same function at every call, got one that writes into {', '.join(written)} "
+            "in eval mode; stop it from doing so"
+        )
+    if signature.user_inputs_to_mutate:
+        raise CannotTrace("expected a model that leaves its input alone, got one that writes into it; clone it first")
+    if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
+        raise CannotTrace(
+            f"expected one tensor in and one out, got {len(signature.user_inputs)} and {len(signature.user_outputs)}; "
+            "wrap the model in a module that picks one"
+        )
+    if program.call_spec.out_spec != tree_flatten(0)[1]:
+        raise CannotTrace("expected the model to return a tensor, got one inside a container; wrap it to unpack it")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class _Reader:
+    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes nodes."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        leaves: list[nn.Module],
+        paths: list[str],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
+        self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
+        self.nodes: list[Node] = []
+
+    def read(self) -> Graph:
+        signature = self.program.graph_signature
+        stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        stored |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        held = {**self.program.state_dict, **self.program.constants}
+        for node in _used(self.program.graph):
+            if node.op == "placeholder" and node.name in stored:
+                self.values[node] = held[stored[node.name]]
+            elif node.op == "placeholder":
+                self._add(node, "", "input", None, (), {})
+            elif node.op == "get_attr":
+                self.values[node] = functools.reduce(getattr, str(node.target).split("."), self.program.graph_module)
+            elif node.op == "call_function":
+                self._call(node)
+            else:
+                results: Any = node.args[0]
+                return self._finish(results[0])
+        raise CannotTrace("expected a graph with an output, got none")
+
+    def _call(self, node: FxNode) -> None:
+        arguments = tree_map(self._value, tuple(node.args))
+        keywords = tree_map(self._value, dict(node.kwargs))
+        target: Any = node.target
+        if str(target) == "onelip.leaf.default":
+            self._check_weights(arguments[1], arguments[2])
+        if not _refers((arguments, keywords)) and not _is_random(target):
+            self.values[node] = target(*arguments, **keywords)
+        elif str(target) == "onelip.leaf.default":
+            number = arguments[2]
+            self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
+        else:
+            op = "getitem" if target is operator.getitem else str(target)
+            self._add(node, _place(node), op, None, arguments, keywords)
+
+    def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
+        """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
+        stored = tensors_of(self.leaves[number])
+        if any(isinstance(now, Ref) or not torch.equal(now, own) for now, own in zip(tensors, stored, strict=True)):
+            raise CannotTrace(
+                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others that "
+                "the forward has put there; call torch.nn.functional with them instead"
+            )
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, FxNode) else argument
+
+    def _add(self, node: FxNode, place: str, op: str, module: nn.Module | None, arguments: Any, keywords: Any) -> None:
+        value = node.meta.get("val")
+        shape, dtype = (), torch.get_default_dtype()
+        if isinstance(value, Tensor):
+            shape, dtype = tuple(int(n) for n in value.shape), value.dtype
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
+            dtype = value[0].dtype
+        inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
+        index = len(self.nodes)
+        self.nodes.append(Node(index, place, op, module, arguments, keywords, inputs, shape, dtype))
+        self.values[node] = Ref(index)
+
+    def _finish(self, result: FxNode) -> Graph:
+        value = self.values[result]
+        if not isinstance(value, Ref):  # the output does not depend on the input
+            shape, dtype = tuple(value.shape), value.dtype
+            self.nodes.append(Node(len(self.nodes), "", "constant", None, (value,), {}, (), shape, dtype))
+            value = Ref(len(self.nodes) - 1)
+        return Graph(tuple(self.nodes), value.index, self.shape)
+
+
+def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
+    """The nodes that the output rests on, and the inputs, in order."""
+    live: set[FxNode] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("placeholder", "output") or node in live:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return (node for node in graph.nodes if node in live)
+
+
+def _refers(arguments: Any) -> bool:
+    return tree_any(lambda leaf: isinstance(leaf, Ref), arguments)
+
+
+def _indices(arguments: Any) -> list[int]:
+    found: list[int] = []
+    tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
+    return found
+
+
+def _is_random(target: Any) -> bool:
+    """Random numbers are no constants: such an operation stays a node, for which no rule vouches."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _place(node: FxNode) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return paths[-1].split("@")[0] if paths else ""  # torch marks the second call of a module by @1
+
+
+__all__ = ["CannotTrace", "Graph", "Node", "Ref", "trace"]

@@ -1,0 +1,65 @@
+"""||J|| <= value for a whole layer of torch: its stored weights, its geometry, and what its padding copies."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from torch import Tensor, nn
+
+from onelip.bounds._rational import up_root
+from onelip.bounds.exact import exact_bound
+from onelip.bounds.fast import Effort, bound_weight
+from onelip.bounds.padding import geometry_without_copies, padding_factor
+from onelip.bounds.witness import Bound, ExactBound
+
+
+def bound_layer(
+    module: nn.Module, input_size: int | Sequence[int] | None = None, *, effort: Effort = "normal"
+) -> Bound:
+    """A proved bound on the norm of a Linear, ConvNd or ConvTransposeNd, whatever its weights are.
+
+    The weight is taken as the layer computes it (a parametrized layer: the result of the parametrization). Hooks and
+    overridden `forward` methods are not seen; `onelip.lipschitz` looks at those.
+
+    Args:
+        module: the layer.
+        input_size: the spatial size of its input, if it is fixed. Strided circular layers, and layers that pad with
+            copies of pixels, have a better bound then, and the bound holds for this size only.
+        effort: see `bound_weight`.
+
+    Raises:
+        UnsupportedLayer: for other layers.
+
+    Example:
+        >>> layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate", bias=False)
+        >>> _ = nn.init.dirac_(layer.weight)
+        >>> round(bound_layer(layer, 8).value, 12)  # the corner pixels are written four times
+        2.0
+    """
+    factor = padding_factor(module, input_size)
+    bound = bound_weight(_weight(module), geometry_without_copies(module, input_size), effort=effort)
+    if factor == 1:
+        return bound
+    values = {name: up_root(factor * Fraction(value) ** 2) for name, value in bound.candidates.items()}
+    return Bound(up_root(factor * Fraction(bound.value) ** 2), bound.witness, values)
+
+
+def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None = None) -> ExactBound:
+    """The same in rational arithmetic; needs python-flint.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.constant_(layer.weight, 0.5)
+        >>> exact_bound_layer(layer).value >= 0.5**0.5
+        True
+    """
+    factor = padding_factor(module, input_size)
+    bound = exact_bound(_weight(module), geometry_without_copies(module, input_size))
+    square = factor * bound.square
+    return ExactBound(square, up_root(square), bound.witness)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"expected a layer with a weight, got {type(module).__name__}")
+    return weight

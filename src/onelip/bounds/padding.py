@@ -1,0 +1,95 @@
+"""What padding by copies of pixels does to a norm: ||J||^2 <= multiplicity * ||T||^2, T the convolution itself.
+
+Reflect and replicate padding write pixels several times: the padding map P has one 1 in each row, so P^T P is diagonal
+with the number of copies of each pixel, and ||P||^2 is the largest. Circular padding wider than dilation *
+(kernel_size - 1) computes some outputs several times: the layer is the periodic operator with rows repeated, and the
+same argument holds on the output side. Per axis these are maps of their own, so multiplicities multiply.
+"""
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from torch import nn
+
+from onelip.geometry import Geometry, UnsupportedLayer, _padding, _per_axis, geometry_of
+
+_COPYING = ("reflect", "replicate")
+
+
+def padding_factor(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Fraction:
+    """The factor that a layer's padding puts on the square of its norm; 1 for zero padding and for all that is linear.
+
+    Args:
+        module: one of the linear layers of torch.
+        input_size: the spatial size of the input; without it the worst size counts.
+
+    Example:
+        >>> padding_factor(nn.Conv1d(1, 1, 3, padding=1, padding_mode="replicate"), 8)
+        Fraction(2, 1)
+    """
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
+        return Fraction(1)
+    dims = len(module.kernel_size)
+    factor = 1
+    for i, (size, (left, right)) in enumerate(zip(_per_axis(input_size, dims), _padding(module), strict=True)):
+        reach = module.dilation[i] * (module.kernel_size[i] - 1)
+        if left == right == 0:
+            continue
+        if module.padding_mode == "circular":
+            factor *= _repeated_outputs(size, left + right - reach, max(left, right), module.stride[i])
+        elif module.padding_mode in _COPYING:
+            factor *= _copies(module.padding_mode, size, left, right)
+        else:
+            raise UnsupportedLayer(
+                f"expected padding_mode zeros, circular, reflect or replicate, got {module.padding_mode!r}"
+            )
+    return Fraction(factor)
+
+
+def _repeated_outputs(size: int | None, excess: int, least: int, stride: int) -> int:
+    """How often an output is computed, among the size + excess ones of which every stride-th is kept."""
+    if excess <= 0:
+        return 1
+    if size is None:
+        size, stride = least, 1  # torch pads no more than the image is wide, and the smallest image is the worst
+    return _most_common(position % size for position in range(0, size + excess, stride))
+
+
+def _copies(mode: str, size: int | None, left: int, right: int) -> int:
+    if size is None:
+        # Reflected, a pixel may appear beyond either border; replicated, the only pixel of an image appears everywhere.
+        return 1 + (left > 0) + (right > 0) if mode == "reflect" else 1 + left + right
+    if mode == "replicate":
+        return _most_common(min(max(i, 0), size - 1) for i in range(-left, size + right))
+    if not max(left, right) < size:
+        raise UnsupportedLayer(
+            f"expected reflect padding below the input size, got {max(left, right)} for a size of {size}; "
+            "torch does not run this layer either"
+        )
+    return _most_common(size - 1 - abs(size - 1 - abs(i)) for i in range(-left, size + right))
+
+
+def _most_common(indices: Iterable[int]) -> int:
+    return max(Counter(indices).values())
+
+
+def geometry_without_copies(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Geometry:
+    """The geometry of the operator that `padding_factor` is a factor to."""
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
+        return geometry_of(module, input_size)
+    twin = copy.copy(module)
+    twin.padding_mode = "zeros"
+    geometry = geometry_of(twin)
+    if module.padding_mode in _COPYING:
+        return geometry
+    # The phases of a periodic operator close up only if the stride divides the size.
+    sizes = _per_axis(input_size, len(module.kernel_size))
+    closes = [
+        sum(p) == 0 or (size is not None and size % stride == 0)
+        for p, size, stride in zip(_padding(module), sizes, module.stride, strict=True)
+    ]
+    phases = tuple(phase if closed else 1 for phase, closed in zip(geometry.phases, closes, strict=True))
+    return dataclasses.replace(geometry, phases=phases)

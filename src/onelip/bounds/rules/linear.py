@@ -1,0 +1,187 @@
+"""Layers and functional calls with stored weights, ||W|| by `bound_layer`; and layers that state a constant.
+
+A functional call is turned into the layer that would make it, so one place knows about padding and stride.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from onelip.bounds.graph import Ref
+from onelip.bounds.linear import bound_layer
+from onelip.bounds.modules import vouch
+from onelip.bounds.rules._step import Refusal, Step, Verdict, largest, register_rule
+from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
+from onelip.nn._base import multiply_up
+
+_CONVOLUTIONS = {
+    (1, False): nn.Conv1d,
+    (2, False): nn.Conv2d,
+    (3, False): nn.Conv3d,
+    (1, True): nn.ConvTranspose1d,
+    (2, True): nn.ConvTranspose2d,
+    (3, True): nn.ConvTranspose3d,
+}
+
+
+def bound_module(step: Step) -> Verdict:
+    """A layer that stayed a single node."""
+    module = step.node.module
+    assert module is not None
+    if isinstance(module, LINEAR_LAYERS):
+        return bound_linear(step, module)
+    known = vouch(module)
+    if known.constant is None:
+        raise Refusal(known.why)
+    dim = getattr(module, "dim", None)
+    axes = dim if isinstance(dim, tuple) else (dim,)
+    if any(isinstance(axis, int) and axis % len(step.source.shape) == 0 for axis in axes):
+        raise Refusal("works along the batch axis, so samples depend on each other")
+    return step.times(known.constant, known.why)
+
+
+def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> Verdict:
+    """A linear layer, times a constant factor."""
+    shape = step.source.shape
+    axes = len(shape) - 2
+    size = None
+    if isinstance(module, nn.modules.conv._ConvNd):
+        if axes != len(module.kernel_size):  # torch would take the batch for the channels
+            raise Refusal(f"expected an input with a batch axis, got {shape}")
+        size = shape[2:]
+    elif axes < 0:
+        raise Refusal(f"expected an input with a batch axis, got {shape}")
+    try:
+        bound = bound_layer(module, size, effort=step.effort)
+    except UnsupportedLayer as error:
+        raise Refusal(str(error)) from error
+    best = min(bound.candidates, key=bound.candidates.__getitem__, default="zero")
+    return step.times(multiply_up(bound.value, factor), best, details=dict(bound.candidates))
+
+
+def constant_weight(weight: Any) -> Tensor:
+    """A weight that does not depend on the input."""
+    if isinstance(weight, Ref):
+        raise Refusal("its weight depends on the input")
+    return weight
+
+
+def dense(matrix: Tensor) -> nn.Linear:
+    """The layer x -> matrix x."""
+    layer = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(matrix.detach(), requires_grad=False)
+    return layer
+
+
+@register_rule("aten.linear.default")
+def linear(step: Step) -> Verdict:
+    """x W^T + b."""
+    return bound_linear(step, dense(constant_weight(step.argument("weight"))))
+
+
+@register_rule("aten.addmm.default")
+def addmm(step: Step) -> Verdict:
+    """beta b + alpha x W."""
+    if isinstance(step.argument("self"), Ref) or not isinstance(step.argument("mat1"), Ref):
+        raise Refusal("only its first matrix may depend on the input")
+    return _from_the_right(step, step.argument("mat1"), step.argument("mat2"), largest(step.argument("alpha")))
+
+
+@register_rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
+def matmul(step: Step) -> Verdict:
+    """x W or W x with a constant W: the largest norm of the matrices that W holds."""
+    left, right = step.node.arguments[:2]
+    if isinstance(left, Ref) and isinstance(right, Ref):
+        raise Refusal("multiplies two things that both depend on the input: the slope grows with them")
+    return _from_the_right(step, left, right) if isinstance(left, Ref) else _from_the_left(step, left, right)
+
+
+def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> Verdict:
+    shape = step.graph.nodes[x.index].shape
+    weight = constant_weight(weight)
+    matrix = weight[:, None] if weight.dim() == 1 else weight
+    if len(shape) < 2 or shape[0] != step.node.shape[0] or len(shape) != len(step.node.shape) + (weight.dim() == 1):
+        raise Refusal("does not keep the batch as its first axis")
+    if matrix.dim() > 2 and shape[:-1] != step.node.shape[:-1]:
+        raise Refusal("copies its input to meet several matrices")
+    return _largest_of(step, x, matrix.mT, factor)
+
+
+def _from_the_left(step: Step, weight: Tensor, x: Any) -> Verdict:
+    shape, result = step.graph.nodes[x.index].shape, step.node.shape
+    if len(shape) < 3 or len(result) != len(shape) or result[:-2] != shape[:-2]:
+        raise Refusal("does not keep the batch as its first axis")
+    return _largest_of(step, x, weight, 1.0)
+
+
+def _largest_of(step: Step, x: Ref, matrices: Tensor, factor: float) -> Verdict:
+    flat = matrices.reshape(-1, *matrices.shape[-2:])
+    if len(flat) > 64:
+        raise Refusal(f"a product with {len(flat)} constant matrices at once")
+    norm = max((bound_layer(dense(matrix), effort=step.effort).value for matrix in flat), default=0.0)
+    norm = multiply_up(norm, factor)
+    return Verdict(multiply_up(norm, step.constants[x.index]), norm, "norm of the matrix")
+
+
+@register_rule("aten.einsum.default")
+def einsum(step: Step) -> Verdict:
+    """One constant operand: a matrix from the letters that are summed to the letters that are new."""
+    equation, operands = step.argument("equation").replace(" ", ""), step.argument("tensors")
+    left, _, result = equation.partition("->")
+    terms = left.split(",")
+    moving = [i for i, operand in enumerate(operands) if isinstance(operand, Ref)]
+    if len(operands) != 2 or len(moving) != 1 or "->" not in equation or "." in equation:
+        raise Refusal("only a sum over one constant and one operand, written with ->, has a rule")
+    (i,) = moving
+    x, w = terms[i], terms[1 - i]
+    summed = [letter for letter in x if letter not in result]
+    new = [letter for letter in result if letter not in x]
+    repeated = any(len(set(term)) != len(term) for term in (x, w, result))
+    if repeated or set(w) != set(summed) | set(new) or x[0] != result[0]:
+        raise Refusal("shares letters between its operands that it does not sum over, or moves the batch")
+    matrix = operands[1 - i].permute([w.index(letter) for letter in (*new, *summed)])
+    rows = math.prod(matrix.shape[: len(new)])
+    return _largest_of(step, operands[i], matrix.reshape(rows, -1), 1.0)
+
+
+def _convolution(
+    step: Step, transposed: bool, stride: Sequence[int], padding: Any, dilation: Sequence[int], groups: int
+) -> Verdict:
+    weight = constant_weight(step.argument("weight"))
+    axes = weight.dim() - 2
+
+    def each(value: Any) -> Any:
+        return value if isinstance(value, str) else tuple(value) * (axes if len(value) == 1 else 1)
+
+    kind = _CONVOLUTIONS[axes, transposed]
+    channels = (weight.shape[0], weight.shape[1] * groups)
+    inputs, outputs = channels if transposed else channels[::-1]
+    layer = kind(
+        inputs,
+        outputs,
+        tuple(weight.shape[2:]),
+        stride=each(stride),
+        padding=each(padding),
+        dilation=each(dilation),
+        groups=groups,
+        bias=False,
+        device="meta",
+    )
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return bound_linear(step, layer)
+
+
+@register_rule(
+    *(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
+    *(f"aten.conv_transpose{d}d.{overload}" for d, overload in ((1, "default"), (2, "input"), (3, "input"))),
+    "aten.convolution.default",
+)
+def convolution(step: Step) -> Verdict:
+    """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
+    transposed = "transpose" in step.node.op
+    if step.node.op == "aten.convolution.default":
+        transposed = step.argument("transposed")
+    stride, padding, dilation, groups = map(step.argument, ("stride", "padding", "dilation", "groups"))
+    return _convolution(step, transposed, stride, padding, dilation, groups)

@@ -1,0 +1,68 @@
+"""What a bound of a layer says, and what somebody else needs to prove it again.
+
+Two kinds of proof are used, both of the form "any helper will do, and checking it is the proof": for the Gram operator
+G = W^T W of a layer
+
+    schur       ||W||^2 <= max_i sum_j |G_ij| q_j / q_i            for every q > 0, and the same for powers of G
+    cholesky    ||W||^2 <= S     if S I - G - R^T R is small, for whatever matrix R
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+class ProofFailed(ValueError):
+    """A witness does not prove what it claims."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What a checker needs to repeat a proof. Never trusted: the checker computes the rest.
+
+    Attributes:
+        kind: "schur", "cholesky", or "zero" for a layer without a non-zero weight.
+        side: "inputs" or "outputs": which channels are the columns of the Gram operator.
+        steps: 1 for the Gram operator G itself, 2 for G^2, 3 for G^4, and so on. Always 1 for "cholesky" and "zero".
+        scale: for "schur": positive integers q, one tuple per group, in the order of the columns of
+            `Geometry.to_kernel`, that is (channel, phase).
+        square: for "cholesky": the claim S, ||W||^2 <= S.
+    """
+
+    kind: str
+    side: str
+    steps: int
+    scale: tuple[tuple[int, ...], ...] | None
+    square: Fraction | None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proved bound, computed in float64 with all of its rounding errors counted.
+
+    Attributes:
+        value: ||W|| <= value.
+        witness: the proof of the smallest candidate.
+        candidates: all bounds that were computed, by name; each of them is proved.
+    """
+
+    value: float
+    witness: Witness
+    candidates: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ExactBound:
+    """A bound proved in rational arithmetic, without any rounding.
+
+    Attributes:
+        square: ||W||^2 <= square.
+        value: the smallest float64 that is not below the root of `square`.
+        witness: the proof.
+    """
+
+    square: Fraction
+    value: float
+    witness: Witness
+
+
+ZERO = Witness(kind="zero", side="inputs", steps=1, scale=None, square=None)
