@@ -1,0 +1,283 @@
+"""The certificate file: everything that somebody else needs to prove the radii again, without this library.
+
+The file names the weights by their hash and repeats no number that the checker does not compute itself; it demands
+equality with all of them. Floats are written as float.hex(), bounds on squared norms as fractions, so nothing is lost
+in the writing. docs/certificates.md tells the format.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onelip._version import __version__
+from onelip.certify.certification import Certification
+from onelip.certify.images import DTYPES
+from onelip.certify.margins import PAPER_RADII
+from onelip.certify.program import Operation
+from onelip.certify.proof import LayerBound, Proof
+from onelip.certify.recursion import State
+from onelip.certify.rounding import ProofError
+
+FORMAT = "onelip certificate"
+VERSION = 1
+
+STATEMENT = (
+    "For every image x of this file with a radius R > 0, and every x' with ||x' - x||_2 <= R, pixels counted in [0, 1] "
+    "and allowed to leave it: the program (nodes, with the weights named) run on x' gives the class of x, strictly "
+    "ahead of every other. Where pixels is an integer N: so does every uint8 image whose sum of squared differences to "
+    "x is at most N."
+)
+ARITHMETIC = (
+    "IEEE binary64, round to nearest, ties to even; inputs rounded once; each inner product summed in any order, with "
+    "or without fused multiply-add; subnormal numbers may be flushed to zero; no overflow; conventional "
+    "multiplication, that is no Winograd, FFT or Strassen."
+)
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The files that a certificate is about: plain.safetensors of a run, or any safetensors file of the network."""
+
+    weights: Path
+    config: Path | None = None
+
+
+def write_certificate(
+    path: str | Path,
+    certification: Certification,
+    images: Tensor,
+    files: WeightFile,
+    *,
+    source: str,
+    images_file: str | None = None,
+    radii: Sequence[float] = PAPER_RADII,
+) -> dict[str, Any]:
+    """Write the certificate of images, whole or not at all; returns what it says.
+
+    Args:
+        path: of the file; names in it are of files beside it.
+        certification: of these images, in the sound mode, with `proof="exact"`.
+        images: as they were certified.
+        files: weights and config; the weights in the file must be those of the proof.
+        source: where the images are from, for people.
+        images_file: name of a file of the images, if there is one.
+        radii: of the CRA in the summary.
+
+    Raises:
+        ProofError: if the certification is not sound and exact, or is about other weights or images.
+        RunError: if the disk refuses.
+    """
+    from onelip.training.files import write_whole
+
+    content = make_certificate(certification, images, files, source=source, images_file=images_file, radii=radii)
+    write_whole(Path(path), _text(content).encode())
+    return content
+
+
+def _text(content: dict[str, Any]) -> str:
+    """JSON with one line for each node and each image: thousands of images stay readable, and differ line by line."""
+    parts = []
+    for key, value in content.items():
+        if key in ("nodes", "results"):
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value) + "\n ]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def make_certificate(
+    certification: Certification,
+    images: Tensor,
+    files: WeightFile,
+    *,
+    source: str,
+    images_file: str | None = None,
+    radii: Sequence[float] = PAPER_RADII,
+) -> dict[str, Any]:
+    """The content of the file."""
+    proof = certification.proof
+    if certification.mode != "sound" or proof is None or proof.kind != "exact":
+        kind = None if proof is None else proof.kind
+        raise ProofError(
+            f"expected a certification in the sound mode with proof='exact', got mode {certification.mode!r} with "
+            f"proof {kind!r}: a file holds exact fractions only; certify again"
+        )
+    if len(images) != len(certification.classes) or tuple(images.shape[1:]) != proof.program.input_shape:
+        raise ProofError(f"expected the images that were certified, got others of shape {tuple(images.shape)}")
+    _check_weights(proof, files.weights)
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "onelip": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "statement": STATEMENT,
+        "arithmetic": ARITHMETIC,
+        "weights": _hashed(files.weights),
+        "config": None if files.config is None else _hashed(files.config),
+        "images": {
+            "source": source,
+            "file": images_file,
+            "sha256": images_hash(images),
+            "dtype": DTYPES[images.dtype],
+            "count": len(images),
+            "shape": list(images.shape[1:]),
+        },
+        "preprocessing": {"divide_by": 255 if images.dtype == torch.uint8 else 1},
+        "input": {
+            "shape": list(proof.program.input_shape),
+            "norm": proof.states[0].norm.hex(),
+            "error": proof.states[0].error.hex(),
+        },
+        "nodes": [
+            _node(node, state, proof.bounds.get(index))
+            for index, (node, state) in enumerate(zip(proof.program.nodes, proof.states, strict=True))
+        ],
+        "head": _head(proof),
+        "results": _results(certification),
+        "summary": _summary(certification, radii),
+    }
+    return {**body, "digest": digest(body)}
+
+
+def digest(body: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of all parts but the digest itself.
+
+    Example:
+        >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+        True
+    """
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def images_hash(images: Tensor) -> str:
+    """SHA-256 of all values in order, as a .npy file holds them after its header.
+
+    Example:
+        >>> images_hash(torch.zeros(1, 1, dtype=torch.uint8)) == hashlib.sha256(bytes(1)).hexdigest()
+        True
+    """
+    array = images.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(
+        np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data
+    ).hexdigest()
+
+
+def _hashed(path: Path) -> dict[str, str]:
+    try:
+        return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    except OSError as error:
+        raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
+
+
+def _check_weights(proof: Proof, path: Path) -> None:
+    """The file must hold, bit for bit, the numbers that the proof is about, under the names of its nodes."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ProofError(f"{path}: expected a safetensors file of the weights, got {error}") from error
+    for name, tensor in stored.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ProofError(f"{path}: expected float32 and float64 only, got {tensor.dtype} in {name!r}; leave it out")
+    for node in proof.program.nodes:
+        for role, tensor in node.tensors.items():
+            name = node.names.get(role)
+            if name is None:
+                raise ProofError(
+                    f"{node.title}: expected its {role} in the model's state dict, got a constant of the code, which a "
+                    "weight file does not hold; register it as a buffer"
+                )
+            if name not in stored:
+                raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
+            if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
+                raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
+
+
+def _node(node: Operation, state: State, bound: LayerBound | None) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "op": node.op,
+        "inputs": list(node.inputs),
+        "place": node.place,
+        **node.settings,
+        "shape": list(node.shape),
+    }
+    if bound is not None:
+        content["bound"] = _bound(bound)
+    for name in ("sigma", "absolute", "bias_norm", "lipschitz", "norm", "error"):
+        value = getattr(state, name)
+        if value is not None:
+            content[name] = value.hex()
+    return content
+
+
+def _bound(bound: LayerBound) -> dict[str, Any]:
+    witness, square = bound.witness, bound.square
+    content: dict[str, Any] = {
+        "kind": witness.kind,
+        "side": witness.side,
+        "steps": witness.steps,
+        "square": f"{square.numerator}/{square.denominator}",
+    }
+    if witness.kind == "schur":
+        assert witness.scale is not None
+        content["scale"] = [list(group) for group in witness.scale]
+    return content
+
+
+def _head(proof: Proof) -> dict[str, Any]:
+    head = proof.head
+    return {
+        "node": head.node,
+        "pairs": head.node is not None,
+        "classes": proof.program.classes,
+        "distance": None if head.distance is None else _hex_table(head.distance),
+        "rounding": None if head.rounding is None else [x.hex() for x in head.rounding],
+        "slope": _hex_table(head.slope),
+        "loss": _hex_table(head.loss),
+    }
+
+
+def _hex_table(table: list[list[float]]) -> list[list[str]]:
+    return [[x.hex() for x in row] for row in table]
+
+
+def _results(certification: Certification) -> list[dict[str, Any]]:
+    if not bool(certification.logits.isfinite().all()):
+        raise ProofError("expected finite logits, got others; a program that overflows has no certificate")
+    labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
+    outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
+    if outside:
+        raise ProofError(f"expected labels from 0 to {certification.logits.shape[1] - 1}, got {outside[0]}")
+    columns = (labels, certification.classes.tolist(), certification.logits.tolist(), certification.radii.tolist())
+    return [
+        {
+            "index": index,
+            "label": label,
+            "class": predicted,
+            "logits": [x.hex() for x in logits],
+            "radius": radius.hex(),
+            "pixels": pixels,
+        }
+        for index, (label, predicted, logits, radius, pixels) in enumerate(
+            zip(*columns, certification.pixels, strict=True)
+        )
+    ]
+
+
+def _summary(certification: Certification, radii: Sequence[float]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified()}
+    if certification.labels is not None:
+        summary |= {"accuracy": certification.accuracy(), "cra": certification.cra(radii)}
+    return summary

@@ -1,0 +1,42 @@
+"""Images as the certified program takes them: pixels in [0, 1], of uint8 (divided by 255) or float."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+DTYPES = {torch.uint8: "uint8", torch.float32: "float32", torch.float64: "float64"}
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is no batch of images in [0, 1]; NaN is not in it.
+
+    Raises:
+        ValueError: with what came and what to do.
+    """
+    if not isinstance(images, Tensor) or images.dtype not in DTYPES:
+        got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(
+            f"expected images as a uint8, float32 or float64 tensor, got {got}; use .to(torch.uint8) for 0..255"
+        )
+    if images.dim() < 2 or images.numel() == 0:
+        raise ValueError(
+            f"expected images (N, channels, height, width), got the shape {tuple(images.shape)}; "
+            "for one image add a batch axis with image[None]"
+        )
+    if images.dtype == torch.uint8:
+        return
+    low, high = float(images.min()), float(images.max())  # NaN if one is there
+    if not (low >= 0 and high <= 1):
+        advice = "divide by 255, or give them as uint8" if 1 < high <= 255 and low >= 0 else "bring them into [0, 1]"
+        raise ValueError(
+            f"expected images in [0, 1], got values from {low:g} to {high:g}; {advice} (a normalisation belongs into "
+            "the model: onelip.nn.Normalize)"
+        )
+
+
+def float_batches(images: Tensor, size: int, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+    """Batches in the type of the program. uint8 pixels k become k / 255, rounded once."""
+    for part in images.split(size):
+        batch = part.to(device, dtype)
+        yield batch.div_(255) if images.dtype == torch.uint8 else batch

@@ -1,0 +1,197 @@
+"""The rounding recursion: for every node, three numbers that hold for all inputs x with ||x|| <= rho.
+
+With z the value of the node in real arithmetic and z^ the computed one,
+
+    z is lipschitz-Lipschitz in x,    ||z|| <= norm,    ||z^ - z|| <= error.
+
+For a linear node z = W z_in + b the computed value obeys |z^ - (W z^_in + b)| <= gamma (|W| |z^_in| + |b|) entry by
+entry, whatever the order of summation (Note [Arithmetic] in rounding.py), hence with sigma >= ||W||, A >= || |W| ||
+
+    error = sigma error_in + gamma (A (norm_in + error_in) + ||b||) + underflow,
+
+and |W| is bounded by the Schur test, A = sqrt(max row sum * max column sum). Everything is computed in fractions and
+rounded up once per number.
+
+Domain: images lie in [0, 1]^n and radii are below sqrt(n), so every perturbed image has norm at most
+rho = sqrt(4 n), also outside of [0, 1].
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from onelip.certify.exact import is_below, largest_sum, squared_norm
+from onelip.certify.program import EXACT, Operation
+from onelip.certify.rounding import ETA, LIMIT, UNIT, ProofError, gamma, up, up_root
+
+
+@dataclass(frozen=True)
+class State:
+    """What is proved of a node; `sigma`, `absolute` and `bias_norm` only of linear ones."""
+
+    lipschitz: float
+    norm: float
+    error: float
+    sigma: float | None = None
+    absolute: float | None = None
+    bias_norm: float | None = None
+
+    @property
+    def fractions(self) -> tuple[Fraction, Fraction, Fraction]:
+        """lipschitz, norm and error, to compute with."""
+        return Fraction(self.lipschitz), Fraction(self.norm), Fraction(self.error)
+
+
+def propagate(node: Operation, inputs: Sequence[State], square: Fraction | None = None) -> State:
+    """The state of a node from those it reads; `square` >= ||W||^2 for linear and conv.
+
+    Raises:
+        ProofError: if numbers grow so large that the program could overflow.
+    """
+    if node.op in ("linear", "conv"):
+        if square is None:
+            raise ProofError(f"expected a bound of ||W||^2 for {node.title}, got none")
+        state = _linear(node, inputs[0], square)
+    elif node.op in _RULES:
+        state = _RULES[node.op](node, inputs)
+    else:
+        raise ProofError(f"expected an operation with a rounding rule, got {node.title}")
+    if not (state.norm < LIMIT and state.error < LIMIT and state.lipschitz < LIMIT):
+        raise ProofError(
+            f"expected numbers below 2^500, got a norm bound of {state.norm:.3g} and an error bound of "
+            f"{state.error:.3g} at {node.title}: the program could overflow; use smaller weights"
+        )
+    return state
+
+
+def inner_length(node: Operation) -> int:
+    """How many products one output of a linear node sums."""
+    first, second, *taps = node.weight.shape
+    per_group = first // node.settings["groups"] if node.settings.get("transposed") else second
+    return per_group * math.prod(taps)
+
+
+def _input(node: Operation, inputs: Sequence[State]) -> State:
+    n = math.prod(node.shape)
+    rho = up_root(Fraction(4 * n))
+    # Pixels k/255 are rounded once: |x^ - x| <= UNIT |x| in every entry.
+    return State(1.0, rho, up(UNIT * Fraction(rho) + ETA * n))
+
+
+def _linear(node: Operation, before: State, square: Fraction) -> State:
+    if not (is_below(node.weight, LIMIT) and is_below(node.bias, LIMIT)):
+        raise ProofError(
+            f"expected finite weights and biases below 2^500, got others at {node.title}; the program could overflow"
+        )
+    lipschitz, norm, error = before.fractions
+    terms = inner_length(node)
+    sigma, absolute, bias = (Fraction(x) for x in linear_norms(node, square))
+    reach = absolute * (norm + error) + bias  # bounds every partial sum
+    if not reach < LIMIT:
+        raise ProofError(f"expected sums below 2^500, got larger ones at {node.title}; use smaller weights")
+    underflow = (terms + 2) * ETA * math.prod(node.shape)
+    return State(
+        up(sigma * lipschitz),
+        up(sigma * norm + bias),
+        up(sigma * error + gamma(terms) * reach + underflow),
+        *map(float, (sigma, absolute, bias)),
+    )
+
+
+def linear_norms(node: Operation, square: Fraction) -> tuple[float, float, float]:
+    """Bounds of ||W||, of the norm of |W|, and of the norm of the bias repeated at every position."""
+    weight, groups = node.weight, node.settings.get("groups", 1)
+    kernel = weight.unflatten(0, (groups, -1))  # (g, first / g, second, *taps)
+    by_first = kernel.flatten(2).flatten(0, 1)  # a channel of the first axis in each row
+    by_second = kernel.transpose(1, 2).flatten(2).flatten(0, 1)
+    # Rows of the operator are outputs, columns inputs; a transposed layer exchanges them, the product stays.
+    absolute = up_root(largest_sum(by_first) * largest_sum(by_second))
+    positions = math.prod(node.shape[1:])
+    bias = 0.0 if node.bias is None else up_root(squared_norm(node.bias) * positions)
+    return up_root(square), absolute, bias
+
+
+def _unchanged(node: Operation, inputs: Sequence[State]) -> State:
+    (before,) = inputs
+    return State(before.lipschitz, before.norm, before.error)
+
+
+def _max_pool(node: Operation, inputs: Sequence[State]) -> State:
+    kernel, stride, dilation = (node.settings[key] for key in ("kernel", "stride", "dilation"))
+    # The windows that read one pixel use taps of one class modulo s / gcd(s, d).
+    readers = math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True))
+    factor = Fraction(up_root(Fraction(readers)))
+    lipschitz, norm, error = (up(factor * x) for x in inputs[0].fractions)
+    return State(lipschitz, norm, error)
+
+
+def _avg_pool(node: Operation, inputs: Sequence[State]) -> State:
+    kernel, stride = node.settings["kernel"], node.settings["stride"]
+    size = math.prod(kernel)
+    readers = math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
+    scale = _constant(node, "scale")
+    # Schur test: rows sum to scale * size, columns to at most scale * readers.
+    factor = Fraction(up_root(scale**2 * readers * size))
+    lipschitz, norm, error = inputs[0].fractions
+    # size - 1 sums, a division, a product, and the rounding of the scale itself: below gamma of size + 2 terms.
+    underflow = (size + 2) * ETA * math.prod(node.shape)
+    return State(
+        up(factor * lipschitz),
+        up(factor * norm),
+        up(factor * error + gamma(size + 2) * factor * (norm + error) + underflow),
+    )
+
+
+def _normalize(node: Operation, inputs: Sequence[State]) -> State:
+    lipschitz, norm, error = inputs[0].fractions
+    least = float(node.tensors["std"].min())
+    # A deviation of 2^-500 or less could lift what x - mean loses by underflow above ETA.
+    if not (least >= 2.0**-500 and is_below(node.tensors["std"], LIMIT) and is_below(node.tensors["mean"], LIMIT)):
+        raise ProofError(f"expected deviations above 0 and finite means, all below 2^500, got others at {node.title}")
+    least = Fraction(least)
+    mean = Fraction(up_root(squared_norm(node.tensors["mean"]) * math.prod(node.shape[1:])))
+    size = norm + error + mean
+    return State(
+        up(lipschitz / least),
+        up((norm + mean) / least),
+        up((error + gamma(2) * size) / least + 4 * ETA * math.prod(node.shape)),
+    )
+
+
+def _add(node: Operation, inputs: Sequence[State]) -> State:
+    (l1, n1, e1), (l2, n2, e2) = (state.fractions for state in inputs)
+    error = e1 + e2 + UNIT * (n1 + n2 + e1 + e2) + ETA * math.prod(node.shape)
+    return State(up(l1 + l2), up(n1 + n2), up(error))
+
+
+def _concat(node: Operation, inputs: Sequence[State]) -> State:
+    squares = zip(*([x**2 for x in state.fractions] for state in inputs), strict=True)
+    return State(*(up_root(sum(column, Fraction(0))) for column in squares))
+
+
+def _scale(node: Operation, inputs: Sequence[State]) -> State:
+    factor = abs(_constant(node, "factor"))
+    lipschitz, norm, error = inputs[0].fractions
+    rounding = UNIT * factor * (norm + error) + ETA * math.prod(node.shape)
+    return State(up(factor * lipschitz), up(factor * norm), up(factor * error + rounding))
+
+
+def _constant(node: Operation, name: str) -> Fraction:
+    value = float.fromhex(node.settings[name])
+    if not abs(value) < LIMIT:
+        raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}")
+    return Fraction(value)
+
+
+_Rule = Callable[[Operation, Sequence[State]], State]
+_RULES: dict[str, _Rule] = {
+    "input": _input,
+    **dict.fromkeys(EXACT, _unchanged),
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "normalize": _normalize,
+    "add": _add,
+    "concat": _concat,
+    "scale": _scale,
+}

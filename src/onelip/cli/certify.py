@@ -1,0 +1,252 @@
+"""`onelip certify RUN`: class and certified radius of images, the table of CRA, and the certificate file."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from onelip.cli._parse import parse
+from onelip.training.errors import RecipeError, RunError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from onelip.certify.certification import Certification
+    from onelip.data import ImageData
+    from onelip.training.build import LoadedRun
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Certified radii of a run's network, for the float64 program with its rounding.
+
+    The stored weights are taken to float64, which is exact, and their Lipschitz constants are proved. With --out the
+    proof and all radii are written to a file that `onelip check` checks independently.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Directory of a run."""
+    data: str | None = None
+    """Other data than the run's, by name or path; of the same shape and number of classes."""
+    data_root: Path | None = None
+    """Where to look for named data sets; see onelip data."""
+    split: Literal["test", "train"] = "test"
+    """Which images."""
+    limit: int | None = None
+    """Only so many images, the first ones."""
+    image: Path | None = None
+    """One image file (png, ...) instead of data; of the size of the network's images. Needs onelip[images]."""
+    mode: Literal["sound", "real-arithmetic"] = "sound"
+    """sound: for the program as it runs. real-arithmetic: the ordinary claim, in float32, rounding left out."""
+    exact: bool = False
+    """Prove in rational arithmetic; --out implies it. Needs onelip[exact]."""
+    effort: Literal["quick", "normal", "high"] = "normal"
+    """How tight the bounds of the layers shall be."""
+    batch_size: int = 250
+    """Images at a time; changes nothing but speed and memory."""
+    out: Path | None = None
+    """Write the certificate here, whole or not at all."""
+    images_out: Path | None = None
+    """Write the images here (.npy), so that a checker can compute their logits again."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, prove, certify, show."""
+    command = parse(Certify, "certify", arguments)
+    if command.out is not None and command.mode != "sound":
+        raise RecipeError(f"expected --mode sound with --out, got {command.mode}; a certificate is about the program")
+    if command.limit is not None and command.limit < 1:
+        raise RecipeError(f"expected --limit of at least 1, got {command.limit}")
+    if command.batch_size < 1:
+        raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
+
+    from onelip.certify.predict import certify
+    from onelip.training.build import load_run
+
+    loaded = load_run(command.run)
+    if command.out is not None and not loaded.is_finished:
+        raise RunError(
+            f"{command.run}: expected a finished run for a certificate, got one without its last weights; "
+            f"end it with onelip train --resume {command.run}"
+        )
+    images, labels, data = _images(command, loaded)
+    network = loaded.plain.double() if command.mode == "sound" else loaded.plain
+    with _Progress() as progress:
+        found = certify(
+            network,
+            images,
+            labels,
+            mode=command.mode,
+            proof="exact" if command.exact or command.out is not None else "fast",
+            batch_size=command.batch_size,
+            effort=command.effort,
+            progress=progress,
+        )
+    written = _write(command, found, images, data)
+    nominal = 1.0 if loaded.lipschitz is None else loaded.lipschitz
+    results = {"run": str(command.run), "finished": loaded.is_finished, "data": data, **found.to_json(nominal=nominal)}
+    if command.image is not None:
+        results |= _one(found, loaded.config.class_names)
+    if command.json:
+        print(json.dumps({**results, **written}))
+        return 0
+    _show(results, written, command)
+    return 0
+
+
+def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | None, str]":
+    """Images, labels if there are any, and where they are from."""
+    shape = loaded.config.shape
+    if command.image is not None:
+        return _read_image(command.image, shape), None, str(command.image)
+
+    from onelip.data import load_data
+
+    config = loaded.config
+    data: ImageData = load_data(command.data or config.recipe.data, command.data_root)
+    if command.data is None and data.fingerprint != config.fingerprint:
+        raise RunError(
+            f"{data.source}: expected the data of the run (fingerprint {config.fingerprint[:12]}…), got other "
+            f"data ({data.fingerprint[:12]}…); name them with --data if that is meant"
+        )
+    if data.shape != shape or data.num_classes != len(config.class_names):
+        raise RunError(
+            f"{data.source}: expected images {_times(shape)} of {len(config.class_names)} classes, got "
+            f"{_times(data.shape)} of {data.num_classes}"
+        )
+    tests = command.split == "test"
+    images = data.test_images if tests else data.train_images
+    labels = data.test_labels if tests else data.train_labels
+    return images[: command.limit], labels[: command.limit], f"{data.name}, {command.split} images"
+
+
+def _read_image(path: Path, shape: tuple[int, int, int]) -> "Tensor":
+    import numpy as np
+    import torch
+
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise RunError("expected Pillow for --image, got none; pip install 'onelip[images]'") from error
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise RunError(f"expected a network for images of 1 or 3 channels with --image, got one for {channels}")
+    try:
+        with Image.open(path) as file:
+            pixels = np.array(file.convert("RGB" if channels == 3 else "L"))
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise RunError(f"{path}: expected an image file, got something else ({error})") from error
+    array = pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)  # (c, h, w)
+    if array.shape != shape:
+        raise RunError(
+            f"{path}: expected an image of {width}x{height} pixels, got {array.shape[2]}x{array.shape[1]}; resize it "
+            "first: the certificate is about the pixels that the network takes"
+        )
+    return torch.from_numpy(array.copy())[None]
+
+
+def _write(command: Certify, found: "Certification", images: "Tensor", source: str) -> dict[str, Any]:
+    """Write what was asked for; returns the paths."""
+    import io
+
+    import numpy as np
+
+    from onelip.certify.certificate import WeightFile, write_certificate
+    from onelip.training.files import write_whole
+    from onelip.training.run_directory import RunDirectory
+
+    written: dict[str, Any] = {}
+    if command.images_out is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, images.contiguous().numpy(), allow_pickle=False)
+        write_whole(command.images_out, buffer.getvalue())
+        written["images_file"] = str(command.images_out)
+    if command.out is not None:
+        run = RunDirectory(command.run)
+        name = None if command.images_out is None else command.images_out.name
+        write_certificate(
+            command.out, found, images, WeightFile(run.plain, run.config), source=source, images_file=name
+        )
+        written["certificate"] = str(command.out)
+    return written
+
+
+def _one(found: "Certification", names: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "class": names[int(found.classes[0])],
+        "radius": float(found.radii[0]),
+        "pixels": found.pixels[0],
+        "logits": dict(zip(names, found.logits[0].tolist(), strict=True)),
+    }
+
+
+def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    if "class" in results:
+        print(f"class {results['class']}, radius {results['radius']!r} (L2, pixels in [0, 1])")
+        if results["pixels"] is not None:
+            print(f"every image with sum of squared pixel differences <= {results['pixels']} (of 0..255) is the same")
+    else:
+        title = f"{results['data']} ({results['images']}), accuracy {100 * results['accuracy']:.2f} %; CRA in %"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column("certificate")
+        table.add_column("mode")
+        for radius in results["cra"]:
+            table.add_column(radius, justify="right", min_width=6)
+        for row in results["comparison"]:
+            table.add_row(row["name"], row["mode"], *(f"{100 * share:.2f}" for share in row["cra"].values()))
+        Console().print(table)
+        print(f"{results['certified']} of {results['images']} images have a radius above 0.")
+    proof = "real-arithmetic rules" if results["proof"] is None else f"{results['proof']} proof"
+    print(f"Proved Lipschitz constant: {results['constant']!r} ({proof}).")
+    if results["mode"] == "sound":
+        print(f"Sound: for the float64 program, whose logits are off by at most {results['error']:.3g}.")
+    else:
+        print("Real arithmetic: the rounding of floats is not in these radii.")
+    if not results["finished"]:
+        print("The run is not finished: these are the weights of its last checkpoint.")
+    for what, path in written.items():
+        print(f"{what}: {path}")
+    if "certificate" in written:
+        weights = (
+            "" if command.out and command.out.parent == command.run else f" --weights {command.run}/plain.safetensors"
+        )
+        images = "" if command.images_out is None else f" --images {command.images_out}"
+        print(f"Check it: onelip check {command.out}{weights}{images}")
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+class _Progress:
+    """A bar on stderr where somebody watches, a line for each stage elsewhere."""
+
+    def __enter__(self) -> "_Progress":
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+        self.stage, self.task = "", self.bar.add_task("", total=None)
+        self.bar.start()
+        return self
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        stage = "certifying" if what == "images" else "proving"
+        if stage != self.stage:
+            self.stage = stage
+            if not sys.stderr.isatty():
+                print(f"{stage}: {total} {'images' if what == 'images' else 'layers'}", file=sys.stderr, flush=True)
+        self.bar.update(self.task, description=f"{stage} {what}", completed=done, total=total)
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
