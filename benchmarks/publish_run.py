@@ -29,6 +29,7 @@ def main() -> None:
     record = {
         "what": args.what,
         "command": command,
+        "torch": sessions[0]["torch"],
         "finished": finished,
         "sessions": sessions,
         "config": config.to_json(),
