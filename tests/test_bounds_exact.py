@@ -3,6 +3,7 @@
 import builtins
 import dataclasses
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import nn
 
 from onelip.bounds import ProofFailed, Witness, exact, exact_bound, exact_bound_layer
 from onelip.bounds._rational import up_root
+from onelip.bounds._remainders import absolute_gram_sums
 from onelip.bounds.fast import candidates
 from onelip.geometry import UnsupportedLayer, geometry_of
 from onelip.testing.layers import layer_cases
@@ -117,6 +119,40 @@ def test_scaling_is_taken_as_it_stands():
     geometry = geometry_of(nn.Linear(2, 2))
     assert exact_bound(weight, geometry, Witness("schur", "inputs", 1, (q,), None)).square == expected
     assert exact_bound(weight, geometry, Witness("schur", "inputs", 2, (q,), None)).square == up_root(squared)
+
+
+@pytest.mark.parametrize("taps", [(1,), (3,), (2, 3)])
+@pytest.mark.parametrize("digits", [1, 31, 32, 33, 64, 110])
+def test_remainders_agree_with_long_integers(taps, digits):
+    flint = pytest.importorskip("flint")
+    generator = random.Random(digits)
+    largest = 2**digits
+    for rows, columns in ((1, 1), (3, 4)):
+        kernel = {
+            tap: flint.fmpz_mat(
+                rows,
+                columns,
+                [
+                    generator.choice([largest, -largest, generator.randint(-largest, largest)])
+                    for _ in range(rows * columns)
+                ],
+            )
+            for tap in np.ndindex(*taps)
+        }
+        expected = [int(entry) for entry in exact._absolute_sums(kernel).entries()]
+        assert absolute_gram_sums(kernel, rows, columns) == expected
+        del kernel[next(iter(kernel))]  # taps may be missing
+        if kernel:
+            assert absolute_gram_sums(kernel, rows, columns) == list(map(int, exact._absolute_sums(kernel).entries()))
+
+
+def test_remainders_are_used_for_wide_convolutions(monkeypatch):
+    torch.manual_seed(0)
+    layer = nn.Conv1d(64, 64, 2, dtype=torch.float64)
+    witness = candidates(layer.weight, geometry_of(layer))["gram 2 inputs"].witness
+    fast = exact_bound(layer.weight, geometry_of(layer), witness)
+    monkeypatch.setattr(exact, "_MANY_COLUMNS", 10**9)
+    assert exact_bound(layer.weight, geometry_of(layer), witness) == fast
 
 
 GOOD = Witness("schur", "inputs", 1, ((1, 1),), None)

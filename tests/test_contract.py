@@ -15,4 +15,11 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "options", "check"), CASES)
 def test_contract(method, options, check):
-    check_contract(method, checks=(check,), options=options)
+    check_contract(method, checks=(check,), options=options, examples=_examples(method, options, check))
+
+
+def _examples(method, options, check):
+    """AOL, which all else here stands on, gets every example; of the others the theorem gets the most."""
+    if method.name == "aol":
+        return 1.0
+    return 0.6 if check == "norm within claim" and not options else 0.2

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from onelip.export import NonFiniteWeight, bake, export_onnx, from_pretrained, save_pretrained
     from onelip.geometry import UnsupportedLayer
     from onelip.losses import OffsetCrossEntropy
+    from onelip.methods._projection import project, project_after
     from onelip.methods._registry import list_methods
     from onelip.methods.aol import AOL, aol
+    from onelip.methods.gradient_penalty import gradient_penalty
+    from onelip.methods.ocnn import penalty
     from onelip.models import create_model, list_models
     from onelip.training.build import load_run
     from onelip.training.loop import train
@@ -52,12 +55,16 @@ _WHERE = {
     "data": "onelip.data",
     "export_onnx": "onelip.export",
     "from_pretrained": "onelip.export",
+    "gradient_penalty": "onelip.methods.gradient_penalty",
     "lipschitz": "onelip.bounds.audit",
     "list_methods": "onelip.methods._registry",
     "list_models": "onelip.models",
     "load_run": "onelip.training.build",
     "models": "onelip.models",
     "nn": "onelip.nn",
+    "penalty": "onelip.methods.ocnn",
+    "project": "onelip.methods._projection",
+    "project_after": "onelip.methods._projection",
     "prove": "onelip.certify.proof",
     "save_pretrained": "onelip.export",
     "summary": "onelip._summary",
@@ -87,12 +94,16 @@ __all__ = [
     "data",
     "export_onnx",
     "from_pretrained",
+    "gradient_penalty",
     "lipschitz",
     "list_methods",
     "list_models",
     "load_run",
     "models",
     "nn",
+    "penalty",
+    "project",
+    "project_after",
     "prove",
     "save_pretrained",
     "summary",

@@ -3,11 +3,11 @@
 import copy
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip._summary import summary
@@ -24,9 +24,14 @@ def constrain(
     skip: Iterable[str] = (),
     strict: bool = False,
     verbose: bool = True,
+    example: Tensor | None = None,
     **options: Any,
 ) -> Model:
     """Apply a method to every linear layer of a model, in place; say layer by layer what came of it; return the model.
+
+    Methods of the kind "projection", "penalty" or "loss" leave the layers' weights free: what they do in training is
+    `onelip.project`, `onelip.penalty` or their loss, see docs/methods.md. Methods that replace layers put new modules
+    into the model; if the model is itself a layer, the new module is what is returned.
 
     A layer that the method cannot serve is left as it is and reported as not vouched for, and so is every other module
     without a known constant. Layers that are constrained already are left alone.
@@ -37,6 +42,8 @@ def constrain(
         skip: names of modules to leave alone, as in `model.named_modules()`; `*` matches anything.
         strict: raise if there is a linear layer that the method cannot serve, before anything is changed.
         verbose: print `onelip.summary(model)` at the end.
+        example: an input of the model, which is run once to find the image size at each convolution; for methods that
+            need it (Cayley, LOT, ...) or estimate with it (spectral-norm, lcc, lmt, gloro).
         **options: passed to the method for each layer, as in `onelip.aol(layer, **options)`.
 
     Example:
@@ -49,24 +56,67 @@ def constrain(
     patterns = [skip] if isinstance(skip, str) else list(skip)
     layers = _candidates(model, patterns)
     _check_patterns(model, patterns)
+    sizes = _input_sizes(model, example) if example is not None and chosen.needs_input_size else {}
+    settings = {name: options | ({"input_size": sizes[name]} if sizes.get(name) else {}) for name, _ in layers}
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     refused = {}
     for name, layer in layers:
         if owners[id(layer._parameters.get("weight"))] > 1:
             refused[name] = "its weight is shared with another module, which would change with it; untie them first"
-        elif reason := _refusal(layer, chosen, options):
+        elif reason := _refusal(layer, chosen, settings[name]):
             refused[name] = reason
     if strict and refused:
         listed = "\n".join(f"  {name or '(model)'}: {reason}" for name, reason in refused.items())
         raise UnsupportedLayer(f"{method} cannot serve {len(refused)} layers; nothing was changed:\n{listed}")
     for name, layer in layers:
         if name not in refused:
-            chosen.apply(layer, **options)
+            made = chosen.apply(layer, **settings[name])
+            if made is not layer:
+                model = _put(model, layer, made)
     if verbose:
         print(summary(model))
         for name, reason in refused.items():
             print(f"left as it was, {name or '(model)'}: {reason}")
     return model
+
+
+def _put(model: Model, old: nn.Module, new: nn.Module) -> Model:
+    """Exchange a module wherever the model holds it."""
+    if model is old:
+        return new  # pyright: ignore[reportReturnType]  a layer for a layer
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model
+
+
+@torch.no_grad()
+def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...] | None]:
+    """The spatial size of what each convolution is given; None where it is given several sizes."""
+    seen: dict[str, tuple[int, ...] | None] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            size = tuple(args[0].shape[2:])
+            seen[name] = size if seen.get(name, size) == size else None
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(remember(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()(example)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for handle in handles:
+            handle.remove()
+    return seen
 
 
 def _candidates(model: nn.Module, skip: list[str]) -> list[tuple[str, nn.Module]]:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.modules import Vouch, is_changed, vouch
-from onelip.methods.aol import find_aol
+from onelip.methods._parametrization import find_parametrization
 from onelip.nn._base import LipschitzModule, multiply_up
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -87,8 +87,8 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, is_inside: bool) -> I
         return
     seen.add(id(module))
     if _has_constant_of_its_own(module):
-        aol = find_aol(module)
-        yield LayerSummary(name, _title(module), vouch(module), aol.advice() if aol else None, is_inside)
+        found = find_parametrization(module)
+        yield LayerSummary(name, _title(module), vouch(module), found.advice() if found else None, is_inside)
         is_inside = True
     elif changed := is_changed(module):
         yield LayerSummary(name, _title(module), Vouch(None, changed), None, is_inside)

@@ -19,6 +19,7 @@ from onelip.bounds import _floats
 from onelip.bounds._cholesky import margin
 from onelip.bounds._kernel import Offset, half_of_offsets
 from onelip.bounds._rational import repeated_root, up_root
+from onelip.bounds._remainders import absolute_gram_sums
 from onelip.bounds.fast import candidates
 from onelip.bounds.witness import ZERO, ExactBound, ProofFailed, Witness
 from onelip.geometry import Geometry
@@ -27,6 +28,8 @@ from onelip.geometry import Geometry
 Blocks = dict[Offset, Any]
 _FACTOR_DIGITS = 54  # binary digits after the point that are kept of R
 _INT64_DIGITS = 62
+# Where remainders are faster than long integers: convolutions with many columns, of numbers that are not very long.
+_MANY_COLUMNS, _FEW_DIGITS = 64, 300
 
 
 @torch.no_grad()
@@ -136,16 +139,23 @@ def _completed(half: Blocks) -> Blocks:
     return half | {tuple(-d for d in delta): block.transpose() for delta, block in half.items() if any(delta)}
 
 
-def _absolute_sums(half: Blocks, columns: int) -> Any:
-    """T_ij = sum over all offsets of |A_delta[i, j]|."""
+def _absolute_sums(blocks: Blocks) -> Any:
+    """T_ij = sum over all offsets of |A_delta[i, j]|, for the Gram operator A of a kernel."""
     flint = _flint()
+    rows, columns = next((block.nrows(), block.ncols()) for block in blocks.values())
+    if len(blocks) > 1 and columns >= _MANY_COLUMNS and _digits(blocks) <= _FEW_DIGITS:
+        return flint.fmpz_mat(columns, columns, absolute_gram_sums(blocks, rows, columns))
     total = flint.fmpz_mat(columns, columns)
-    for delta, block in half.items():
+    for delta, block in _gram(blocks).items():
         absolute = flint.fmpz_mat(columns, columns, [abs(entry) for entry in block.entries()])
         total = total + absolute
         if any(delta):
             total = total + absolute.transpose()
     return total
+
+
+def _digits(blocks: Blocks) -> int:
+    return max(int(entry).bit_length() for block in blocks.values() for entry in block.entries())
 
 
 def _schur(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:
@@ -161,12 +171,11 @@ def _schur(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:
         raise ProofFailed("expected scalings of positive integers")
     largest = Fraction(0)
     for blocks, q in zip(groups, scale, strict=True):
-        if not blocks:
+        if not blocks:  # a group of zeros
             continue
-        half = _gram(blocks)
         for _ in range(steps - 1):
-            half = _gram(_completed(half))
-        sums = _absolute_sums(half, len(q)) * flint.fmpz_mat(len(q), 1, list(q))
+            blocks = _completed(_gram(blocks))
+        sums = _absolute_sums(blocks) * flint.fmpz_mat(len(q), 1, list(q))
         largest = max(largest, *(Fraction(int(s), q_i) for s, q_i in zip(sums.entries(), q, strict=True)))
     return repeated_root(largest * Fraction(4) ** (exponent * 2 ** (steps - 1)), steps - 1)
 

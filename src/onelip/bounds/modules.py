@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import slopes
-from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
+from onelip.geometry import LINEAR_LAYERS
 from onelip.methods._guards import InputSizeGuard
-from onelip.methods.aol import AOL, find_aol, original_of
+from onelip.methods._parametrization import claim_of
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
 
@@ -53,7 +52,7 @@ def vouch(module: nn.Module) -> Vouch:
 
 def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
-    if "forward" in module.__dict__:
+    if "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
         return "its forward was replaced"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
@@ -79,29 +78,11 @@ def _depth(kind: type, name: str) -> int:
 
 
 def _linear(module: nn.Module) -> Vouch:
-    aol = find_aol(module)
-    if aol is not None:
-        if (reason := _outgrown(module, aol)) is not None:
-            return Vouch(None, reason)
-        dtype = original_of(module).dtype
-        rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
-        return Vouch(aol.constant_in(dtype), aol.describe() + rounded)
+    claim = claim_of(module)
+    if claim is not None:
+        return Vouch(claim.constant, claim.why)
     kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
     return Vouch(None, f"{kind}: not bounded by construction")
-
-
-def _outgrown(module: nn.Module, aol: AOL) -> str | None:
-    """Why the bound that AOL was made for does not fit the layer any more, or None: settings can be changed later."""
-    promised = aol.geometry.needs_size_divisible_by
-    try:
-        fits = geometry_of(module, promised) == aol.geometry
-    except UnsupportedLayer as error:
-        return str(error)
-    if not fits:
-        return "its settings were changed after AOL was applied"
-    if promised and not any(isinstance(hook, InputSizeGuard) for hook in module._forward_pre_hooks.values()):
-        return "the guard of its promised input size was removed"
-    return None
 
 
 def constant_of(module: nn.Module) -> float:

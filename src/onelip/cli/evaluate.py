@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.build import load_run
     from onelip.training.display import results_table
     from onelip.training.distributed import find_device
-    from onelip.training.evaluation import MODE, evaluate
+    from onelip.training.evaluation import evaluate
 
     loaded = load_run(command.run)
     config = loaded.config
@@ -59,7 +59,15 @@ def run(arguments: Sequence[str]) -> int:
         )
     loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
     plain = loaded.plain.to(find_device(command.device))
-    found = evaluate(plain, data.test_images, data.test_labels, lipschitz=loaded.lipschitz, loss=loss)
+    found = evaluate(
+        plain,
+        data.test_images,
+        data.test_labels,
+        lipschitz=loaded.lipschitz,
+        pairs=loaded.pairs,
+        mode=loaded.mode,
+        loss=loss,
+    )
     results = {
         "run": str(command.run),
         "finished": loaded.is_finished,
@@ -77,5 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     if found.lipschitz is None:
         print("No CRA: nobody vouches for a Lipschitz constant of this network.")
     else:
-        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {MODE}: the rounding of floats is not in it.")
+        print(
+            f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}: the rounding of floats is not in it."
+        )
     return 0

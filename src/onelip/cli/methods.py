@@ -20,9 +20,10 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Methods, "methods", arguments)
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from onelip.methods._registry import METHODS
+    from onelip.methods._table import served_layers
 
     rows = [
         {
@@ -30,6 +31,10 @@ def run(arguments: Sequence[str]) -> int:
             "title": method.title,
             "mechanism": method.mechanism,
             "guarantee": method.guarantee,
+            "train_equals_eval": method.train_equals_eval,
+            "paper": None if method.paper is None else {c: getattr(method.paper, c) for c in "EFGM"},
+            "hyperparameters": dict(method.hyperparameters),
+            "note": method.note,
             "layers": [layer.__name__ for layer in method.layers],
         }
         for method in METHODS.values()
@@ -37,8 +42,9 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         print(json.dumps(rows))
         return 0
-    table = Table("name", "title", "mechanism", "guarantee", "layers")
-    for row in rows:
-        table.add_row(row["name"], row["title"], row["mechanism"], row["guarantee"], ", ".join(row["layers"]))
+    # The name is what --method takes: never cut.
+    table = Table(Column("name", no_wrap=True), "title", "mechanism", "guarantee", "layers")
+    for method in METHODS.values():
+        table.add_row(method.name, method.title, method.mechanism, method.guarantee, served_layers(method))
     Console().print(table)
     return 0

@@ -13,7 +13,7 @@ import tyro
 
 from onelip.cli._parse import parse
 from onelip.training.errors import RecipeError, Stopped
-from onelip.training.presets import preset, preset_for
+from onelip.training.presets import preset, preset_for, with_method
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config
 
@@ -55,7 +55,6 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
 
     from onelip.training.display import Display, results_table
-    from onelip.training.evaluation import MODE
     from onelip.training.loop import train
 
     is_first = os.environ.get("RANK", "0") == "0"
@@ -87,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
         console.print(results_table(part))
     constant = results["test"]["lipschitz"]
     display.say(
-        f"CRA with the Lipschitz constant {constant:g}, {MODE}."
+        f"CRA with the Lipschitz constant {constant:g}, {results['test']['mode']}."
         if constant is not None
         else "No CRA: nobody vouches for a Lipschitz constant of this network."
     )
@@ -99,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
 def _starting_recipe(arguments: Sequence[str]) -> Recipe:
     """What the flags change: the recipe of the run to go on with, of the preset named, or of the data's preset."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--preset", "--data"):
+    for flag in ("--resume", "--preset", "--data", "--method"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
@@ -109,7 +108,7 @@ def _starting_recipe(arguments: Sequence[str]) -> Recipe:
         if known.preset:
             raise RecipeError("expected --resume or --preset, got both; a run keeps its recipe")
         return read_config(RunDirectory(Path(known.resume))).recipe
-    return preset(known.preset or preset_for(known.data))
+    return with_method(preset(known.preset or preset_for(known.data)), known.method)
 
 
 def _check_resume(command: Train) -> None:

@@ -1,61 +1,48 @@
 """The one table of methods, read by `onelip.constrain`, the documentation and the contract test."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
-from torch import nn
+from onelip.methods._method import Guarantee, Mechanism, Method, PaperRow, Step, Term
+from onelip.methods._table import markdown_tables
+from onelip.methods.aoc import METHOD as AOC
+from onelip.methods.aol import METHOD as AOL
+from onelip.methods.bcop import METHOD as BCOP
+from onelip.methods.bjorck import METHOD as BJORCK
+from onelip.methods.certificate_regularisation import METHOD as SOC_CR
+from onelip.methods.cholesky import METHOD as CHOLESKY
+from onelip.methods.clipping import METHOD as CLIPPING
+from onelip.methods.gloro import METHOD as GLORO
+from onelip.methods.gradient_penalty import METHOD as GRADIENT_PENALTY
+from onelip.methods.last_layer import METHOD as LAST_LAYER
+from onelip.methods.lcc import METHOD as LCC
+from onelip.methods.lmt import METHOD as LMT
+from onelip.methods.ocnn import METHOD as OCNN
+from onelip.methods.oni import METHOD as ONI
+from onelip.methods.parseval import METHOD as PARSEVAL
+from onelip.methods.soc import METHOD as SOC
+from onelip.methods.spectral_norm import METHOD as SPECTRAL_NORM
+from onelip.methods.spectral_norm import RESHAPED as SPECTRAL_NORM_RESHAPED
 
-from onelip.geometry import LINEAR_LAYERS
-from onelip.methods.aol import aol
-
-Guarantee = Literal["proved", "at convergence", "none"]
-Mechanism = Literal["parametrization", "projection", "penalty", "loss"]
-
-
-@dataclass(frozen=True)
-class Method:
-    """One method of the literature.
-
-    Attributes:
-        name: how users call it.
-        title: the method's own name, and the paper it is from.
-        mechanism: what it acts on: the weight at each access, the weight after each step, or the loss.
-        guarantee: what is known of the constant it claims: proved for every weight, true only once an iteration has
-            converged, or nothing. The contract test proves "proved".
-        layers: the torch layers it serves.
-        apply: verb (layer, **options) -> layer, in place.
-        options: keyword settings that the contract test runs besides the defaults.
-    """
-
-    name: str
-    title: str
-    mechanism: Mechanism
-    guarantee: Guarantee
-    layers: tuple[type[nn.Module], ...]
-    apply: Callable[..., nn.Module]
-    options: tuple[dict[str, object], ...] = ()
-
-
-_METHODS = (
-    Method(
-        name="aol",
-        title="AOL, almost-orthogonal layers (Prach and Lampert, 2022)",
-        mechanism="parametrization",
-        guarantee="proved",
-        layers=LINEAR_LAYERS,
-        apply=aol,
-        options=(
-            {"side": "outputs"},
-            {"side": "auto"},
-            {"steps": 2},
-            {"steps": 3, "side": "outputs"},
-            {"learn_weights": True},
-            {"learn_weights": True, "steps": 2},
-            {"lipschitz": 0.5},
-        ),
-    ),
+# In the order of the paper's table, then what came after.
+_METHODS: tuple[Method, ...] = (
+    CLIPPING,
+    GRADIENT_PENALTY,
+    PARSEVAL,
+    OCNN,
+    SPECTRAL_NORM,
+    SPECTRAL_NORM_RESHAPED,
+    LCC,
+    LMT,
+    GLORO,
+    BCOP,
+    BJORCK,
+    ONI,
+    SOC,
+    AOL,
+    SOC_CR,
+    LAST_LAYER,
+    CHOLESKY,
+    AOC,
 )
 
 METHODS: dict[str, Method] = {method.name: method for method in _METHODS}
@@ -81,10 +68,19 @@ def get_method(name: str) -> Method:
 
 
 def markdown_table() -> str:
-    """The registry as the table of docs/methods.md."""
-    lines = ["| name | method | acts as | guarantee | layers |", "|---|---|---|---|---|"]
-    for name in list_methods():
-        method = METHODS[name]
-        layers = ", ".join(layer.__name__ for layer in method.layers)
-        lines.append(f"| `{name}` | {method.title} | {method.mechanism} | {method.guarantee} | {layers} |")
-    return "\n".join(lines)
+    """The registry as the tables of docs/methods.md."""
+    return markdown_tables(_METHODS)
+
+
+__all__ = [
+    "METHODS",
+    "Guarantee",
+    "Mechanism",
+    "Method",
+    "PaperRow",
+    "Step",
+    "Term",
+    "get_method",
+    "list_methods",
+    "markdown_table",
+]

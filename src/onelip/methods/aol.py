@@ -16,21 +16,29 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from onelip._precision import full_precision
-from onelip.geometry import Geometry, geometry_of
+from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
 from onelip.gram.perron import balanced, balanced_for
 from onelip.gram.rescale import column_weights, rescaled
 from onelip.gram.row_sums import per_column
-from onelip.methods._guards import guard_input_size
+from onelip.methods._method import Method, PaperRow
+from onelip.methods._parametrization import (
+    LipschitzParametrization,
+    attach,
+    check_lipschitz,
+    find_parametrization,
+    original_of,
+    weight_of,
+    working_type,
+)
 from onelip.methods._tight import tight_weight
 
 Side = Literal["inputs", "outputs", "auto"]
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class AOL(nn.Module):
+class AOL(LipschitzParametrization):
     """The map P -> W as a parametrization in the sense of `torch.nn.utils.parametrize`; `aol` registers it.
 
     Args:
@@ -55,18 +63,12 @@ class AOL(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(geometry, weight_shape, lipschitz=check_lipschitz(lipschitz, dtype))
         if side not in ("inputs", "outputs", "auto"):
             raise ValueError(f"expected side to be 'inputs', 'outputs' or 'auto', got {side!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= 6:
             raise ValueError(f"expected steps to be a whole number from 1 to 6, got {steps!r}")
-        largest = torch.finfo(dtype or torch.float64).max
-        if not isinstance(lipschitz, (int, float)) or not 0 < lipschitz <= largest:
-            raise ValueError(f"expected lipschitz to be a positive number of at most {largest:.3g}, got {lipschitz!r}")
-        self.geometry = geometry
-        self.weight_shape = tuple(weight_shape)
         self.steps = steps
-        self.lipschitz = float(lipschitz)
         columns = {s: geometry.kernel_shape(weight_shape, s)[2] for s in ("inputs", "outputs")}
         if side == "auto":
             side = "outputs" if columns["outputs"] < columns["inputs"] else "inputs"
@@ -81,7 +83,7 @@ class AOL(nn.Module):
             return P
         with full_precision(P.device):
             # Lower precisions are widened: a Gram matrix in bfloat16 proves nothing.
-            kernel = self.geometry.to_kernel(P.to(_working_type(P.dtype)), self.side)
+            kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), self.side)
             log_q = None if self.log_q is None else self.log_q.to(kernel.dtype)
             kernel = rescaled(kernel, steps=self.steps, log_q=log_q)
             if self.lipschitz != 1.0:
@@ -98,7 +100,7 @@ class AOL(nn.Module):
             raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
         if W.is_meta or not W.any() or not W.isfinite().all():
             return W.clone()  # nothing to balance; a NaN or an infinity stays one
-        kernel = self.geometry.to_kernel(W.to(_working_type(W.dtype)), self.side)
+        kernel = self.geometry.to_kernel(W.to(working_type(W.dtype)), self.side)
         if self.steps == 1:
             kernel = balanced(kernel)
             if self.log_q is not None:  # q is then only a factor on the columns
@@ -117,17 +119,8 @@ class AOL(nn.Module):
             self.log_q.zero_()
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        """The constant of the layer with its weight stored in this type.
-
-        Rounding moves the norm by at most u || |W| || <= u sqrt(channels * taps) times the constant, because columns
-        and rows of a layer of norm 1 are not longer than 1. For float32 and float64 the nominal constant is given.
-        """
-        if dtype in (torch.float32, torch.float64):
-            return self.lipschitz
-        taps = 1
-        for k in self.geometry.kernel_size:
-            taps *= k
-        return self.lipschitz * (1 + torch.finfo(dtype).eps / 2 * (min(self.rows, self.columns) * taps) ** 0.5)
+        """The constant of the layer with its weight stored in this type, see `rounded_to`."""
+        return self.rounded_to(self.lipschitz, dtype)
 
     def extra_repr(self) -> str:
         extras = [f"side={self.side!r}", f"steps={self.steps}", f"lipschitz={self.lipschitz}"]
@@ -159,16 +152,6 @@ class AOL(nn.Module):
             f"side={other!r} can be tighter ({self.columns} columns cannot be orthogonal in {self.rows} dimensions) "
             f"and is {self.columns / self.rows:.3g} times cheaper"
         )
-
-
-def _working_type(dtype: torch.dtype) -> torch.dtype:
-    if dtype in (torch.bfloat16, torch.float16):
-        return torch.float32
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"expected a weight of a real floating-point type, got {dtype}; cast the layer to torch.float32"
-        )
-    return dtype
 
 
 def aol(
@@ -210,16 +193,7 @@ def aol(
         >>> y = layer(torch.randn(1, 16, 8, 8))  # no input can be stretched
     """
     geometry = geometry_of(module, input_size)
-    weight = getattr(module, name, None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 + len(geometry.kernel_size):
-        shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
-        raise ValueError(f"expected {name!r} to be a weight of {type(module).__name__}, (out, in, ...), got {shape}")
-    if parametrize.is_parametrized(module, name) and any(isinstance(p, AOL) for p in _parametrizations(module, name)):
-        raise ValueError(
-            f"expected {name!r} without AOL, got one that has it already; "
-            f"use torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) to begin anew"
-        )
-    _working_type(weight.dtype)
+    weight = weight_of(module, geometry, name)
     parametrization = AOL(
         geometry,
         weight.shape,
@@ -230,32 +204,32 @@ def aol(
         device=weight.device,
         dtype=weight.dtype,
     )
-    # unsafe=True only spares torch's own trial run of a map that keeps shape and type.
-    parametrize.register_parametrization(module, name, parametrization, unsafe=True)
-    if geometry.needs_size_divisible_by is not None:
-        guard_input_size(module, geometry.needs_size_divisible_by)
-    return module
-
-
-def original_of(module: nn.Module, name: str = "weight") -> Tensor:
-    """The parameter P behind a parametrized weight."""
-    original = _parametrizations(module, name).original
-    assert isinstance(original, Tensor)
-    return original
+    return attach(module, parametrization, name)
 
 
 def find_aol(module: nn.Module, name: str = "weight") -> AOL | None:
     """The AOL parametrization of a layer, or None."""
-    if not parametrize.is_parametrized(module, name):
-        return None
-    # Only the last map decides what the weight is.
-    last = list(_parametrizations(module, name))[-1]
-    return last if isinstance(last, AOL) else None
+    found = find_parametrization(module, name)
+    return found if isinstance(found, AOL) else None
 
 
-def _parametrizations(module: nn.Module, name: str) -> parametrize.ParametrizationList:
-    lists = module.parametrizations
-    assert isinstance(lists, nn.ModuleDict)
-    found = lists[name]
-    assert isinstance(found, parametrize.ParametrizationList)
-    return found
+METHOD = Method(
+    name="aol",
+    title="AOL, almost-orthogonal layers (Prach and Lampert, 2022)",
+    mechanism="parametrization",
+    guarantee="proved",
+    layers=LINEAR_LAYERS,
+    apply=aol,
+    options=(
+        {"side": "outputs"},
+        {"side": "auto"},
+        {"steps": 2},
+        {"steps": 3, "side": "outputs"},
+        {"learn_weights": True},
+        {"learn_weights": True, "steps": 2},
+        {"lipschitz": 0.5},
+    ),
+    paper=PaperRow(E="yes", F="yes", G="yes", M="yes"),
+)
+
+__all__ = ["AOL", "METHOD", "aol", "find_aol", "original_of"]

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from onelip.bounds.modules import vouch
 from onelip.export import bake
 from onelip.geometry import UnsupportedLayer
-from onelip.methods._registry import Method
+from onelip.methods._method import Method
+from onelip.bounds.modules import vouch
 from onelip.testing.layers import LayerCase, layer_cases
 from onelip.testing.norms import exact_jacobian, rounding_allowance
 
@@ -31,14 +32,20 @@ def _require(holds: bool, promise: str, case: LayerCase, **seen: Any) -> None:
 
 
 def _apply(method: Method, case: LayerCase, options: dict[str, Any]) -> nn.Module | None:
-    """The layer with the method on it, or None where the method refuses it, which it may."""
+    """The layer with the method on it, or None where the method refuses it, which it may.
+
+    Where training and evaluation differ, the sound one of them is what the contract is about.
+    """
+    if method.needs_input_size and case.size:
+        options = {"input_size": case.size} | options
     try:
-        return method.apply(case.build(), **options)
+        layer = method.apply(case.build(), **options)
     except UnsupportedLayer as error:
         _require(
             len(str(error)) > 40, "a refusal that says what came, what is accepted and what to do", case, error=error
         )
         return None
+    return layer if method.train_equals_eval else layer.eval()
 
 
 def norm_within_claim(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
@@ -46,13 +53,47 @@ def norm_within_claim(method: Method, case: LayerCase, options: dict[str, Any]) 
     layer = _apply(method, case, options)
     if layer is None:
         return
+    _check_norm(method, layer, case)
+    _move(layer)
+    _check_norm(method, layer, case)
+
+
+def _check_norm(method: Method, layer: nn.Module, case: LayerCase) -> None:
     claimed = vouch(layer).constant
-    _require(claimed is not None, "a claimed constant", case, claimed=claimed)
-    assert claimed is not None
+    if claimed is None:
+        _require(method.guarantee != "proved", "a claimed constant", case, why=vouch(layer).why)
+        return
+    if method.replaces:
+        _norm_at_points(layer, case, claimed)
+        return
     jacobian = exact_jacobian(layer, case.input_shape)
     norm = float(torch.linalg.matrix_norm(jacobian, 2))
     allowed = claimed + claimed * rounding_allowance(jacobian / claimed, case.dtype)
     _require(norm <= allowed, f"norm <= {claimed} up to rounding ({allowed})", case, norm=norm)
+
+
+@torch.no_grad()
+def _move(layer: nn.Module) -> None:
+    """Other parameters than those the method was applied to: what it has found out about them must not matter."""
+    for parameter in layer.parameters():
+        if parameter.dim() >= 2:
+            other = parameter.flip(tuple(range(parameter.dim())))
+            parameter.copy_(3 * other if bool((3 * other).isfinite().all()) else other)
+
+
+def _norm_at_points(layer: nn.Module, case: LayerCase, claimed: float) -> None:
+    """A module of its own may be no linear map: its Jacobian at some points, computed in the case's own precision."""
+    layer.eval()
+    generator = torch.Generator().manual_seed(case.seed)
+    for scale in (0.0, 1.0, 30.0):
+        x = scale * torch.randn(1, *case.input_shape, generator=generator, dtype=torch.float64).to(case.dtype)
+        jacobian = torch.autograd.functional.jacobian(layer, x)
+        assert isinstance(jacobian, Tensor)
+        matrix = jacobian.reshape(-1, x.numel()).double()
+        norm = float(torch.linalg.matrix_norm(matrix, 2))
+        # Derivatives are summed along other ways than outputs: more roundings than in the weight alone.
+        allowed = claimed * (1 + 4 * rounding_allowance(matrix / claimed, case.dtype))
+        _require(norm <= allowed, f"norm <= {claimed} up to rounding ({allowed})", case, norm=norm, at=scale)
 
 
 def gradients_finite(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
@@ -69,7 +110,12 @@ def gradients_finite(method: Method, case: LayerCase, options: dict[str, Any]) -
 
 
 def gradients_right(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
-    """First derivatives of the weight agree with finite differences, in float64."""
+    """First derivatives of the weight agree with finite differences, in float64.
+
+    Not where training moves a state besides the weight (power iteration): its function changes from call to call.
+    """
+    if not method.train_equals_eval:
+        return
     layer = _apply(method, case, options)
     if layer is None:
         return
@@ -93,12 +139,16 @@ def bakes(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
     layer.eval()
     x = torch.randn(2, *case.input_shape, dtype=case.dtype, generator=torch.Generator().manual_seed(case.seed))
     before = layer(x)
-    plain = bake(layer)
-    _require(type(plain) is getattr(nn, case.kind), f"a plain {case.kind}", case, got=type(plain))
-    _require(list(plain.state_dict()) == ["weight", "bias"], "plain keys", case, keys=list(plain.state_dict()))
-    _require(
-        torch.equal(plain(x), before), "the same outputs after bake", case, difference=(plain(x) - before).abs().max()
-    )
+    plain = bake(layer).eval()
+    if method.replaces:
+        _require(not any(map(parametrize.is_parametrized, plain.modules())), "nothing computed anew", case, got=plain)
+        room = 64 * torch.finfo(case.dtype).eps * (1 + float(before.detach().abs().max()))
+        same = torch.allclose(plain(x), before, rtol=0, atol=room)
+    else:
+        _require(type(plain) is getattr(nn, case.kind), f"a plain {case.kind}", case, got=type(plain))
+        _require(list(plain.state_dict()) == ["weight", "bias"], "plain keys", case, keys=list(plain.state_dict()))
+        same = torch.equal(plain(x), before)
+    _require(same, "the same outputs after bake", case, difference=(plain(x) - before).abs().max())
     _require(torch.equal(layer(x), before), "the original untouched by bake", case, after=layer(x))
 
 
@@ -110,7 +160,8 @@ def copies_and_loads(method: Method, case: LayerCase, options: dict[str, Any]) -
     x = torch.randn(2, *case.input_shape, dtype=case.dtype, generator=torch.Generator().manual_seed(case.seed))
     expected = layer(x)
     _require(torch.equal(copy.deepcopy(layer)(x), expected), "a deep copy that computes the same", case)
-    other = method.apply(copy.deepcopy(case).build(), **options)
+    other = _apply(method, copy.deepcopy(case), options)
+    assert other is not None
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(1)
@@ -119,18 +170,26 @@ def copies_and_loads(method: Method, case: LayerCase, options: dict[str, Any]) -
 
 
 def train_equals_eval(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
-    """Training and evaluation compute the same function."""
+    """Training and evaluation compute the same function, or the method says that they do not."""
+    if not method.train_equals_eval:
+        return
     layer = _apply(method, case, options)
     if layer is None:
         return
     x = torch.randn(2, *case.input_shape, dtype=case.dtype, generator=torch.Generator().manual_seed(case.seed))
-    _require(torch.equal(layer.train()(x), layer.eval()(x)), "the same function in training and evaluation", case)
+    trained, evaluated = layer.train()(x), layer.eval()(x)
+    room = 64 * torch.finfo(case.dtype).eps * (1 + float(trained.detach().abs().max())) if method.replaces else 0.0
+    same = torch.allclose(trained, evaluated, rtol=0, atol=room)
+    _require(same, "the same function in training and evaluation", case, off=(trained - evaluated).abs().max())
 
 
 def autocast_harmless(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
     """Autocast does not touch how the weight is computed."""
     layer = _apply(method, case, options)
     if layer is None:
+        return
+    if method.replaces:
+        _outputs_under_autocast(layer, case)
         return
     with torch.no_grad():
         expected = layer.weight
@@ -141,6 +200,17 @@ def autocast_harmless(method: Method, case: LayerCase, options: dict[str, Any]) 
     _require(
         torch.equal(got, expected), "the same weight under autocast", case, difference=(got - expected).abs().max()
     )
+
+
+def _outputs_under_autocast(layer: nn.Module, case: LayerCase) -> None:
+    """A module of its own has no weight to compare: its outputs may move by the rounding of bfloat16, not by more."""
+    x = torch.randn(2, *case.input_shape, dtype=case.dtype, generator=torch.Generator().manual_seed(case.seed))
+    with torch.no_grad():
+        expected = layer.eval()(x).double()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = layer(x).double()
+    off = float((got - expected).norm() / expected.norm().clamp(min=float(x.norm())))
+    _require(off < 0.05, "outputs under autocast that differ by rounding only", case, off=off)
 
 
 def exports(method: Method, case: LayerCase, options: dict[str, Any]) -> None:
@@ -182,7 +252,8 @@ def check_contract(
     """Run the contract on a method; hypothesis shrinks what fails to the smallest layer that does.
 
     Args:
-        method: the method, registered or not. For `guarantee` other than "proved" the norm is not checked.
+        method: the method, registered or not. Whatever its guarantee, a constant that its layers claim is checked;
+            with "proved" every layer has to claim one.
         checks: names from CHECKS.
         examples: factor on the number of layers per check.
         options: keyword settings for the method's verb; by default its defaults and then each of `method.options`.
@@ -191,9 +262,10 @@ def check_contract(
         ContractViolation: what was promised, what was seen, and the layer.
     """
     for name in checks:
-        check, layers, count = CHECKS[name]
-        if check is norm_within_claim and method.guarantee != "proved":
-            continue
+        check, found, count = CHECKS[name]
+        layers: dict[str, Any] = dict(found)
+        if method.replaces and "dtypes" in layers:  # modules of their own need not know half precision
+            layers["dtypes"] = tuple(t for t in layers["dtypes"] if t.itemsize >= 4)
         kinds = tuple(layer.__name__ for layer in method.layers)
         for chosen in ({}, *method.options) if options is None else (options,):
             _run(check, method, dict(chosen), layer_cases(kinds=kinds, **layers), max(1, math.ceil(count * examples)))

@@ -1,20 +1,19 @@
 """From a recipe to its network, from a run to the network that it trained."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from onelip._summary import summary
 from onelip.data import Augmentation, DataError
 from onelip.export import bake
 from onelip.methods._registry import list_methods
 from onelip.models import create_model, list_models
 from onelip.training._fields import suggestion
+from onelip.training._options import parse_options
 from onelip.training.checkpoint import load_checkpoint
+from onelip.training.constants import constants_of
 from onelip.training.errors import RecipeError
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
@@ -58,23 +57,6 @@ def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
     return layout
 
 
-def parse_options(options: tuple[str, ...]) -> dict[str, Any]:
-    """key=value pairs; a value is JSON where it can be, else a text.
-
-    Example:
-        >>> parse_options(("width=8", "side=auto", "learn_weights=true"))
-        {'width': 8, 'side': 'auto', 'learn_weights': True}
-    """
-    found: dict[str, Any] = {}
-    for option in options:
-        key, _, text = option.partition("=")
-        try:
-            found[key] = json.loads(text)
-        except ValueError:
-            found[key] = text
-    return found
-
-
 def make_augmentation(recipe: Recipe) -> Augmentation | None:
     """The augmentation of a recipe; None for none."""
     if not recipe.augment:
@@ -101,8 +83,10 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module  # as training has it
     plain: nn.Module  # baked: what is evaluated, proved and shipped
-    lipschitz: float | None  # by construction, in real arithmetic
+    lipschitz: float | None  # in real arithmetic; None: nobody vouches
     is_finished: bool
+    pairs: Tensor | None = None  # (classes, classes), where radii are per pair of classes
+    mode: str = ""  # how the constants were come by
 
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
@@ -129,7 +113,8 @@ def load_run(path: str | Path) -> LoadedRun:
         _fill(model, run.weights, WEIGHTS_FORMAT)
         plain = bake(model)
         _fill(plain, run.plain, PLAIN_FORMAT)
-    return LoadedRun(config, model.eval(), plain.eval(), summary(model).constant, is_finished)
+    constants = constants_of(model.eval(), plain.eval(), config.recipe, config.shape)
+    return LoadedRun(config, model, plain, constants.total, is_finished, constants.pairs, constants.mode)
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

@@ -1,8 +1,8 @@
 """Accuracy and certified robust accuracy of a network, in the ordinary mode of the literature.
 
-The network is baked and runs in float32, whatever the training ran in. Radii follow from its Lipschitz constant "by
-construction": true for the layers in real arithmetic. The rounding of the stored weights and of the forward pass is not
-in these numbers.
+The network is baked and runs in float32, whatever the training ran in. Radii follow from its Lipschitz constant, by
+construction or by bounds of its stored weights (`onelip.training.constants`), in real arithmetic. The rounding of the
+forward pass is not in these numbers.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from onelip._precision import full_precision
 from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins
 from onelip.data import to_float
 from onelip.losses import OffsetCrossEntropy
+from onelip.training.constants import BY_CONSTRUCTION
 
-MODE = "by construction (real arithmetic)"
+MODE = BY_CONSTRUCTION
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Evaluation:
     loss: float | None
     lipschitz: float | None
     per_class: dict[int, Scores]
+    mode: str = MODE
 
     def to_json(self, class_names: tuple[str, ...]) -> dict[str, Any]:
         """Everything, with names of the classes."""
@@ -55,7 +57,7 @@ class Evaluation:
             **self.total.to_json(),
             "loss": self.loss,
             "lipschitz": self.lipschitz,
-            "mode": MODE,
+            "mode": self.mode,
             "per_class": [{"name": class_names[k], **scores.to_json()} for k, scores in self.per_class.items()],
         }
 
@@ -66,6 +68,8 @@ def evaluate(
     labels: Tensor,
     *,
     lipschitz: float | None,
+    pairs: Tensor | None = None,
+    mode: str = MODE,
     loss: OffsetCrossEntropy | None = None,
     radii: tuple[float, ...] = PAPER_RADII,
     batch_size: int = 500,
@@ -77,6 +81,9 @@ def evaluate(
         images: (N, C, H, W) uint8.
         labels: (N) int64.
         lipschitz: the constant to certify with, e.g. `onelip.summary(model).constant`; None certifies nothing.
+        pairs: constants of the differences f_i - f_j (classes, classes), to certify with instead of sqrt(2) lipschitz;
+            see `onelip.training.constants`.
+        mode: how the constants were come by, for the report.
         loss: evaluated too, with its own offset and temperature.
         radii: where to take the certified robust accuracy.
         batch_size: images at a time; changes nothing but speed and memory.
@@ -84,8 +91,12 @@ def evaluate(
     scores = compute_scores(plain, images, batch_size)
     margin = margins(scores, labels)
     total_loss = None if loss is None else finite_or_none(float(loss(scores, labels)))
-    per_class = {label: _scores(margin[labels == label], lipschitz, radii) for label in torch.unique(labels).tolist()}
-    return Evaluation(_scores(margin, lipschitz, radii), total_loss, lipschitz, per_class)
+
+    def of(chosen: Tensor) -> Scores:
+        return _scores(scores[chosen], labels[chosen], margin[chosen], lipschitz, pairs, radii)
+
+    per_class = {label: of(labels == label) for label in torch.unique(labels).tolist()}
+    return Evaluation(of(torch.ones_like(labels, dtype=torch.bool)), total_loss, lipschitz, per_class, mode)
 
 
 @torch.no_grad()
@@ -108,17 +119,44 @@ def is_channels_last(model: nn.Module) -> bool:
     return any(not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
 
 
-def _scores(margin: Tensor, lipschitz: float | None, radii: tuple[float, ...]) -> Scores:
+def _scores(
+    scores: Tensor,
+    labels: Tensor,
+    margin: Tensor,
+    lipschitz: float | None,
+    pairs: Tensor | None,
+    radii: tuple[float, ...],
+) -> Scores:
+    def cra(radius: float) -> float | None:
+        if lipschitz is None:
+            return None
+        if pairs is None:
+            return certified_accuracy(margin, radius, lipschitz)
+        return int(certified_by_pairs(scores, labels, radius, pairs).sum()) / len(labels)
+
     return Scores(
         images=len(margin),
         accuracy=certified_accuracy(margin, 0.0),
-        cra={
-            radius_name(radius): None if lipschitz is None else certified_accuracy(margin, radius, lipschitz)
-            for radius in radii
-        },
+        cra={radius_name(radius): cra(radius) for radius in radii},
         mean_margin=finite_or_none(float(margin.mean())),
         median_margin=finite_or_none(float(margin.quantile(0.5))),
     )
+
+
+def certified_by_pairs(scores: Tensor, labels: Tensor, radius: float, pairs: Tensor) -> Tensor:
+    """Whether f_y - f_i > pairs[y, i] * radius for every other class i (N); a NaN is never certified.
+
+    Example:
+        >>> scores, labels = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0])
+        >>> certified_by_pairs(scores, labels, 1.0, torch.ones(2, 2))
+        tensor([ True, False])
+    """
+    if not radius >= 0:
+        raise ValueError(f"expected a radius of at least 0, got {radius!r}")
+    wide, right = scores.detach().double(), labels[:, None]
+    needed = pairs.double()[labels] * radius
+    holds = (wide.gather(1, right) - wide > needed).scatter(1, right, True)
+    return holds.all(1) & wide.isfinite().all(1)
 
 
 def radius_name(radius: float) -> str:

@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from onelip._summary import summary
 from onelip.data import ImageData, batches, load_data, validation_split
 from onelip.export import bake
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
 from onelip.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from onelip.training.constants import constants_of
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, use_threads
 from onelip.training.errors import Diverged, RunError, Stopped
 from onelip.training.evaluation import evaluate
 from onelip.training.files import write_json
 from onelip.training.log import RunLog
+from onelip.training.objective import Objective
 from onelip.training.optimizer import make_optimizer
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunConfig, RunDirectory, open_run, record_session, trim_log
@@ -117,9 +118,8 @@ def _train(
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, data.num_classes, data.shape).to(device)
     layout = set_layout(model, recipe)
-    lipschitz = summary(model).constant
     optimizer = make_optimizer(model, recipe)
-    summed_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature, reduction="sum")
+    objective = Objective(recipe, model)
     mean_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
 
     # Begin, or go on from the checkpoint.
@@ -168,13 +168,19 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, step, steps)
 
-            with precision:
-                scores = trained(batch.images.contiguous(memory_format=layout))
-            # DistributedDataParallel takes the mean over processes of what is a sum over their parts of the batch.
-            loss = summed_loss(scores, batch.labels) / batch.global_size
+            loss = objective(
+                trained,
+                batch.images.contiguous(memory_format=layout),
+                batch.labels,
+                batch_size=batch.global_size,
+                progress=step / steps,
+                precision=precision,
+            )
             optimizer.zero_grad(set_to_none=True)
+            # DistributedDataParallel takes the mean over processes of what is a sum over their parts of the batch.
             (loss * process.count).backward()
             optimizer.step()
+            objective.after_step()
 
             value = float(process.total(loss.detach()))
             if not math.isfinite(value):
@@ -201,7 +207,11 @@ def _train(
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             raise _diverged(run, f"expected finite weights after epoch {at.epoch + 1}, got NaN or infinity")
         if log is not None:
-            found = evaluate(bake(model), used.test_images, used.test_labels, lipschitz=lipschitz, loss=mean_loss)
+            plain = bake(model)
+            known = constants_of(model, plain, recipe, data.shape, effort="quick")
+            found = evaluate(
+                plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
+            )
             line = {
                 "epoch": at.epoch + 1,
                 "step": (at.epoch + 1) * len(loader),
@@ -227,8 +237,17 @@ def _train(
         log.close()
         plain = bake(model)
         save_weights(run, model, plain)
+        known = constants_of(model, plain, recipe, data.shape)
         for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
-            found = evaluate(plain, part.test_images, part.test_labels, lipschitz=lipschitz, loss=mean_loss)
+            found = evaluate(
+                plain,
+                part.test_images,
+                part.test_labels,
+                lipschitz=known.total,
+                pairs=known.pairs,
+                mode=known.mode,
+                loss=mean_loss,
+            )
             results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
         write_json(run.results, results)
     return process.share(results)

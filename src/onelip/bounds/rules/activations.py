@@ -133,6 +133,8 @@ def extreme(step: Step) -> Verdict:
 def sort(step: Step) -> Verdict:
     """Sorting never moves two vectors apart (rearrangement); the largest k are a part of it."""
     check_axes(step, step.argument("dim"))
+    if step.node.op == "aten.topk.default" and not step.argument("sorted"):
+        raise Refusal("gives the largest entries in no order, so they change places; leave sorted=True")
     return step.times(1.0, "rearrangement")
 
 

@@ -141,6 +141,10 @@ def einsum(step: Step) -> Verdict:
     repeated = any(len(set(term)) != len(term) for term in (x, w, result))
     if repeated or set(w) != set(summed) | set(new) or x[0] != result[0]:
         raise Refusal("shares letters between its operands that it does not sum over, or moves the batch")
+    shapes = [step.graph.nodes[operands[i].index].shape, tuple(operands[1 - i].shape)]
+    lengths = {*zip(x, shapes[0], strict=True), *zip(w, shapes[1], strict=True)}
+    if len(lengths) != len({letter for letter, _ in lengths}):
+        raise Refusal("stretches an axis of length 1 to meet a longer one of the same letter")
     matrix = operands[1 - i].permute([w.index(letter) for letter in (*new, *summed)])
     rows = math.prod(matrix.shape[: len(new)])
     return _largest_of(step, operands[i], matrix.reshape(rows, -1), 1.0)

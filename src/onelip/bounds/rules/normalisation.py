@@ -61,7 +61,8 @@ def rms_norm(step: Step) -> Verdict:
     if len(step.argument("normalized_shape")) >= len(step.source.shape):
         raise Refusal("normalises over the batch axis, so samples depend on each other")
     eps = step.argument("eps")
-    return _own(step, step.argument("weight"), torch.finfo(step.node.dtype).eps if eps is None else eps)
+    # torch takes the eps of the type it runs in; what is certified is the float64 program, whose eps is the smallest.
+    return _own(step, step.argument("weight"), torch.finfo(torch.float64).eps if eps is None else eps)
 
 
 @register_rule("aten.group_norm.default")

@@ -1,0 +1,103 @@
+"""Estimates in training, proofs in evaluation: the part that methods by power iteration share.
+
+In eval mode the weight is P times min(1, L / b) or L / b, where b >= ||P|| is the proved bound of `onelip.bounds`. So
+the layer has constant L for every P, however far the iteration of training was from its end.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from onelip.geometry import Geometry
+from onelip.methods._parametrization import LipschitzParametrization, working_type
+from onelip.methods._power_iteration import Operator, estimated_norm, iterate
+from onelip.methods._tight import tight_weight
+
+
+class PowerIterated(LipschitzParametrization):
+    """A parametrization that follows the largest singular vector of its layer through training.
+
+    Args:
+        module: the layer.
+        geometry: of the layer.
+        weight_shape: of its weight.
+        lipschitz: the constant that is aimed at.
+        iterations: steps of the power method at a time.
+        input_size: spatial size of the images that the layer will see.
+    """
+
+    v: Tensor
+
+    def __init__(
+        self,
+        module: nn.Module,
+        geometry: Geometry,
+        weight_shape: Sequence[int],
+        *,
+        lipschitz: float = 1.0,
+        iterations: int = 1,
+        input_size: int | tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(geometry, weight_shape, lipschitz=lipschitz)
+        if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+            raise ValueError(f"expected iterations to be a whole number of at least 1, got {iterations!r}")
+        self.iterations = iterations
+        self.operator = self.make_operator(module, input_size)
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        # Part of the state dict: a run that is gone on with must find the vector that it left.
+        self.register_buffer("v", self.operator.start(weight))
+        self._proved_for: Tensor | None = None
+        self._proved = math.nan
+
+    def make_operator(self, module: nn.Module, input_size: int | tuple[int, ...] | None) -> Operator:
+        """The operator whose norm is followed."""
+        return Operator(module, input_size)
+
+    def estimate(self, P: Tensor, steps: int | None = None) -> Tensor:
+        """The norm of the layer with weight P after some more steps, differentiable; moves the vector in training."""
+        P = P.to(working_type(P.dtype))
+        v = self.v
+        if self.training:
+            v = iterate(self.operator, P, v, self.iterations if steps is None else steps)
+            with torch.no_grad():
+                self.v.copy_(v)
+        return estimated_norm(self.operator, P, v)
+
+    def proved_bound(self, P: Tensor) -> float:
+        """A number proved not to be below the layer's norm; computed anew only where the weight is another one."""
+        known = self._proved_for
+        # The numbers themselves are compared: a version counter does not see writes through `.data`.
+        if known is None or known.device != P.device or not torch.equal(known, P.detach()):
+            from onelip.bounds import bound_weight
+
+            self._proved = bound_weight(P.detach(), self.geometry).value if bool(P.isfinite().all()) else math.nan
+            self._proved_for = P.detach().clone()
+        return self._proved
+
+    def scaled_by_proof(self, P: Tensor, *, only_down: bool) -> Tensor:
+        """P divided by its bound and multiplied by the constant; with `only_down` left alone where that is not more."""
+        if P.numel() == 0 or P.is_meta:
+            return P
+        bound = self.proved_bound(P)
+        if bound == 0 or (only_down and bound <= self.lipschitz):
+            return P
+        return (P.double() / bound * self.lipschitz).to(P.dtype)
+
+    def constant_in(self, dtype: torch.dtype) -> float | None:
+        return self.rounded_to(self.lipschitz, dtype)
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """Begin with the identity, or orthogonal columns on the side with fewer channels: all singular values are 1."""
+        columns = {side: self.geometry.kernel_shape(self.weight_shape, side)[2] for side in ("inputs", "outputs")}
+        if not P.is_meta:
+            P.copy_(tight_weight(self.geometry, self.weight_shape, min(columns, key=lambda side: columns[side])))
+
+    def warm_up(self, module: nn.Module, steps: int = 15) -> None:
+        """Begin near the largest singular vector."""
+        weight = module.weight
+        if isinstance(weight, Tensor) and not weight.is_meta and weight.numel():
+            self.v.copy_(iterate(self.operator, weight.detach().to(working_type(weight.dtype)), self.v, steps))

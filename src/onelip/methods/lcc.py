@@ -1,0 +1,129 @@
+"""LCC, Lipschitz continuity constraint.
+
+Citation: Henry Gouk, Eibe Frank, Bernhard Pfahringer, Michael J. Cree, "Regularisation of neural networks by enforcing
+Lipschitz continuity", Machine Learning 110, 2021.
+
+Inequality: W <- W / max(1, ||W||_p / L) after each step, so that ||W||_p <= L.
+    p = 1     the largest sum of magnitudes over what one input channel is read by
+    p = inf   the largest sum of magnitudes over what one output channel reads
+    p = 2     the largest singular value; in training estimated from below by power iteration on the layer's operator
+Certificates here are about L2. For p = 2 evaluation scales by the proved bound of the stored weight instead of the
+estimate. For p = 1 and p = inf the sums are no bound on the L2 norm: nobody vouches by construction, and evaluation
+goes by the proved bound of the stored weights.
+Assumes: zero padding, or circular padding of at most dilation * (kernel_size - 1) in total.
+Guarantee: at convergence in training (p = 2); proved in evaluation.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onelip.geometry import LINEAR_LAYERS, geometry_of
+from onelip.methods._method import Method, PaperRow
+from onelip.methods._parametrization import attach, original_of, weight_of, working_type
+from onelip.methods._projection import Projection, project_step
+from onelip.methods._sound import PowerIterated
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+class SpectralBall(PowerIterated, Projection):
+    """p = 2: the spectral norm kept at most L; see the module's docstring, and `lcc` for the verb."""
+
+    def forward(self, P: Tensor) -> Tensor:
+        return P if self.training else self.scaled_by_proof(P, only_down=True)
+
+    def project_(self, P: Tensor) -> None:
+        norm = self.estimate(P)
+        P.div_((norm / self.lipschitz).clamp(min=1.0).to(P.dtype))
+
+    def describe(self) -> str:
+        return "LCC (p = 2), by its proved bound in eval mode (an estimate in training)"
+
+
+class SumBall(Projection):
+    """p = 1 or inf: sums of magnitudes kept at most L."""
+
+    def __init__(self, *args: Any, p: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.p = p
+
+    def project_(self, P: Tensor) -> None:
+        norm = self.norm(P)
+        P.div_((norm / self.lipschitz).clamp(min=1.0).to(P.dtype))
+
+    def norm(self, P: Tensor) -> Tensor:
+        """||W||_1 or ||W||_inf of the operator, without its borders (where it can only be less)."""
+        # Phases of a stride are channels of their own: a pixel is read by the taps of its phase only.
+        kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), "inputs").abs()  # (g, outputs, inputs, *taps)
+        if not kernel.numel():
+            return P.new_zeros(())
+        taps = tuple(range(3, kernel.dim()))
+        return kernel.sum((1 if self.p == 1 else 2, *taps)).amax()
+
+    def describe(self) -> str:
+        return f"LCC (p = {'1' if self.p == 1 else 'inf'}), no L2 constant"
+
+
+def lcc(
+    module: Layer,
+    *,
+    p: float | str = 2,
+    lipschitz: float = 1.0,
+    iterations: int = 2,
+    input_size: int | Sequence[int] | None = None,
+) -> Layer:
+    """Keep the p-norm of a layer at most `lipschitz`, in place; return it. Call `onelip.project` after each step.
+
+    Args:
+        module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
+        p: 1, 2 or inf.
+        lipschitz: the constant, called lambda in the paper.
+        iterations: p = 2: steps of the power method after each step of the optimizer.
+        input_size: p = 2: spatial size of the images, for the estimate in training.
+
+    Example:
+        >>> layer = lcc(nn.Linear(4, 4), p="inf")
+        >>> bool(layer.weight.abs().sum(1).max() <= 1 + 1e-6)
+        True
+    """
+    order = math.inf if p in ("inf", math.inf) else p
+    if order not in (1, 2, math.inf):
+        raise ValueError(f"expected p to be 1, 2 or inf, got {p!r}")
+    size = tuple(input_size) if isinstance(input_size, Sequence) else input_size
+    geometry = geometry_of(module, size)
+    weight = weight_of(module, geometry)
+    made: Projection
+    if order == 2:
+        ball = SpectralBall(module, geometry, weight.shape, lipschitz=lipschitz, iterations=iterations, input_size=size)
+        ball.warm_up(module)
+        made = ball
+    else:
+        made = SumBall(geometry, weight.shape, p=float(order), lipschitz=lipschitz)
+    attach(module, made)
+    with torch.no_grad():
+        original = original_of(module)
+        if not original.is_meta:
+            made.project_(original)
+    return module
+
+
+METHOD = Method(
+    name="lcc",
+    title="LCC, Lipschitz continuity constraint (Gouk et al., 2021)",
+    mechanism="projection",
+    guarantee="at convergence",
+    layers=LINEAR_LAYERS,
+    apply=lcc,
+    options=({"p": 1}, {"p": "inf"}, {"lipschitz": 0.5}),
+    needs_input_size=True,
+    train_equals_eval=False,
+    paper=PaperRow(E="no", F="partly", G="yes", M="no", notes={"F": 2}),
+    after_step=project_step,
+    # Decay would pull every weight below the constraint, which is the regulariser here.
+    hyperparameters={"lr": 5e-3, "weight_decay": 0.0},
+    note="p = 2 in eval mode by the proved bound; p = 1, inf by the bound of the stored weights",
+)

@@ -1,0 +1,123 @@
+"""Parseval networks.
+
+Citation: Moustapha Cisse, Piotr Bojanowski, Edouard Grave, Yann Dauphin, Nicolas Usunier, "Parseval Networks: Improving
+Robustness to Adversarial Examples", ICML 2017.
+
+After each step of the optimizer one step down the gradient of beta/4 ||W W^T - I||_F^2 is made,
+    W <- (1 + beta) W - beta W W^T W,
+W being the kernel reshaped to (outputs, inputs * taps). It moves the singular values s to (1 + beta) s - beta s^3, so
+towards 1 where s < sqrt(1 + 1 / beta). The layer computes with W / sqrt(taps): ||J|| <= sqrt(taps) ||W||, so that a
+kernel with orthonormal rows has norm at most 1. Residual sums are made convex: `onelip.nn.ConvexResidual`.
+Assumes: zero padding, or circular padding of at most dilation * (kernel_size - 1) in total.
+Guarantee: none, the singular values drift only slowly. Evaluation goes by the proved bound of the stored weights.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onelip._precision import full_precision
+from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.methods._method import Method, PaperRow
+from onelip.methods._parametrization import attach, weight_of, working_type
+from onelip.methods._projection import Projection, project_step
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+class Parseval(Projection):
+    """Rows drawn towards orthonormal ones; see the module's docstring, and `parseval` for the verb.
+
+    Args:
+        geometry: how the weight acts.
+        weight_shape: shape of the weight.
+        beta: size of the step after each step of the optimizer.
+    """
+
+    def __init__(self, geometry: Geometry, weight_shape: Sequence[int], *, beta: float = 3e-4) -> None:
+        super().__init__(geometry, weight_shape)
+        if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 0.5:
+            raise ValueError(f"expected beta above 0 and at most 0.5, got {beta!r}; beyond that steps can diverge")
+        self.beta = float(beta)
+        # ||J|| <= sqrt(taps of a phase) ||W||: the reshaped-kernel inequality, with the phases of a stride apart.
+        self.factor = 1 / math.sqrt(math.prod(geometry.kernel_shape(weight_shape, "inputs")[3:]))
+
+    def forward(self, P: Tensor) -> Tensor:
+        return P if self.factor == 1 else P * self.factor
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        return W if self.factor == 1 else W / self.factor
+
+    def project_(self, P: Tensor) -> None:
+        with full_precision(P.device):
+            M = self._matrix(P.to(working_type(P.dtype)))  # (g, outputs, inputs * taps)
+            # The smaller of the two products; (M M^T) M = M (M^T M).
+            product = (M @ M.mT) @ M if M.shape[1] <= M.shape[2] else M @ (M.mT @ M)
+            P.copy_(self._weight(torch.lerp(M, 2 * M - product, self.beta), P))
+
+    def _matrix(self, W: Tensor) -> Tensor:
+        grouped = W.unflatten(0, (self.geometry.groups, -1))
+        if self.geometry.transposed:
+            grouped = grouped.transpose(1, 2)
+        return grouped.flatten(2)
+
+    def _weight(self, M: Tensor, like: Tensor) -> Tensor:
+        first, second, *taps = like.shape
+        first //= self.geometry.groups
+        if self.geometry.transposed:
+            return M.unflatten(2, (first, *taps)).transpose(1, 2).flatten(0, 1)
+        return M.unflatten(2, (second, *taps)).flatten(0, 1)
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """Orthonormal rows or columns, as the paper begins."""
+        if not P.is_meta and P.numel():
+            M = self._matrix(P).contiguous()
+            for matrix in M:
+                nn.init.orthogonal_(matrix)
+            P.copy_(self._weight(M, P))
+
+    def describe(self) -> str:
+        return "Parseval (rows drawn towards orthonormal ones)"
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta:g}"
+
+
+def parseval(module: Layer, *, beta: float = 3e-4) -> Layer:
+    """Make a layer one of a Parseval network, in place; return it. Call `onelip.project` after each step.
+
+    The layer's present weight is kept.
+
+    Args:
+        module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
+        beta: size of the retraction after each step of the optimizer.
+
+    Example:
+        >>> from onelip.methods._projection import project
+        >>> layer = parseval(nn.Linear(2, 2, bias=False), beta=0.5)
+        >>> _ = [project(layer) for _ in range(50)]
+        >>> torch.allclose(layer.weight @ layer.weight.T, torch.eye(2), atol=1e-5)
+        True
+    """
+    geometry = geometry_of(module)
+    weight = weight_of(module, geometry)
+    return attach(module, Parseval(geometry, weight.shape, beta=beta))
+
+
+METHOD = Method(
+    name="parseval",
+    title="Parseval networks (Cisse et al., 2017)",
+    mechanism="projection",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=parseval,
+    options=({"beta": 0.1},),
+    paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
+    after_step=project_step,
+    hyperparameters={"weight_decay": 0.0},
+    note="bound of the stored weights in evaluation",
+)
