@@ -5,7 +5,7 @@
     layer = onelip.aol(torch.nn.Conv2d(...)) # or a layer
     plain = onelip.bake(model)               # a plain torch network that computes the same
     audit = onelip.lipschitz(model, images)  # what is proved of any torch model, and what nobody vouches for
-    found = onelip.certify(plain.double(), images)   # class and radius of each image, rounding included
+    found = onelip.certify(plain.double().eval(), images)   # class and radius of each image, rounding included
 
 Names are loaded when they are first used, so that the command line can answer without importing torch.
 """
