@@ -85,7 +85,6 @@ def run(arguments: Sequence[str]) -> int:
     if found.lipschitz is None:
         print("No CRA: nobody vouches for a Lipschitz constant of this network.")
     else:
-        print(
-            f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}: the rounding of floats is not in it."
-        )
+        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}; rounding is not in it.")
+        print(f"Radii that hold for the program as it runs: onelip certify {command.run}")
     return 0

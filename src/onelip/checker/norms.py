@@ -1,0 +1,180 @@
+"""||W||^2 <= square for a linear layer or convolution W, in whole numbers; and the roundings of exact fractions.
+
+A layer with zero padding is a part of a convolution over all of Z^D, so its norm is not larger; around a circle entries
+of the Gram operator fold onto each other, and their absolute sums are not larger. Taps of different phase (layers.py)
+never read the same pixel: a strided convolution is one of stride 1 whose channels are pairs (channel, phase).
+
+    schur     M = (W^T W)^(2^(steps - 1)) is symmetric, so ||M|| <= max_i sum_j |M_ij| q_j / q_i for any q > 0
+    cholesky  W^T W <= S if the rows of |(S - r) I - W^T W - R^T R| sum to at most r, for any matrix R
+"""
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from .layers import Map
+from .reading import fields, fraction, integer, integers, items, need
+
+U = Fraction(1, 2**53)
+
+# ---- numbers
+
+
+def up(x: Fraction) -> Fraction:
+    """The smallest binary64 that is not below x >= 0."""
+    need(x < 2**1000, "a number is beyond the range of float64")
+    near = float(x)
+    return Fraction(near if Fraction(near) >= x else math.nextafter(near, math.inf))
+
+
+def below(x: Fraction) -> Fraction:
+    """The largest binary64 strictly below x.
+
+    Example:
+        >>> float(below(Fraction(1)))
+        0.9999999999999999
+    """
+    near = float(min(x, Fraction(2**1000)))
+    return Fraction(near if Fraction(near) < x else math.nextafter(near, -math.inf))
+
+
+def up_root(x: Fraction | int) -> Fraction:
+    """The smallest binary64 whose square is not below x >= 0.
+
+    Example:
+        >>> float(up_root(9)), up_root(2) ** 2 >= 2
+        (3.0, True)
+    """
+    x = Fraction(x)
+    shift = max(0, 64 - (x.numerator.bit_length() - x.denominator.bit_length()) // 2)
+    root = up(Fraction(math.isqrt((x.numerator << 2 * shift) // x.denominator), 1 << shift))  # never beyond the answer
+    while root**2 < x:
+        root = Fraction(math.nextafter(float(root), math.inf))
+    return root
+
+
+def gamma(n: int) -> Fraction:
+    """n roundings in a row, or in a tree, are off by at most this factor."""
+    need(n * U < Fraction(1, 2), "an inner product is too long")
+    return n * U / (1 - n * U)
+
+
+def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """Python integers M and e with array = 2^e M, exactly.
+
+    Example:
+        >>> to_integers(np.array([0.75, -3.0]))
+        (array([3, -12], dtype=object), -2)
+    """
+    mantissa, exponent = np.frexp(array)
+    digits = np.ldexp(mantissa, 53).astype(np.int64)
+    zeros = np.where(digits == 0, 0, np.frexp((digits & -digits).astype(np.float64))[1] - 1)  # at the end of the digits
+    power = exponent - 53 + zeros
+    e = int(power[digits != 0].min()) if digits.any() else 0
+    return (digits >> zeros).astype(object) << np.where(digits == 0, 0, power - e).astype(object), e
+
+
+def squares(array: np.ndarray) -> Fraction:
+    whole, e = to_integers(array)
+    return int((whole * whole).sum()) * Fraction(4) ** e
+
+
+def matrix(array: np.ndarray) -> Any:
+    from flint import fmpz_mat
+
+    rows, columns = array.shape
+    return fmpz_mat(rows, columns, array.ravel().tolist())
+
+
+def absolute(m: Any) -> Any:
+    return type(m)(m.nrows(), m.ncols(), [abs(x) for x in m.entries()])
+
+
+# ---- norms: kernels are dictionaries, matrices by offset
+
+
+def kernels(weight: np.ndarray, layer: Map, side: str) -> dict[tuple[int, ...], np.ndarray]:
+    """By tap: (groups, rows, columns) of the stride-1 convolution, its columns the channels and phases of the side."""
+    p, taps = layer.phases, {}
+    for t in itertools.product(*map(range, weight.shape[3:])):
+        tap, phase = (tuple(f(i, n) for i, n in zip(t, p, strict=True)) for f in (int.__floordiv__, int.__mod__))
+        taps.setdefault(tap, np.zeros((*weight.shape[:3], *p), weight.dtype))[..., *phase] = weight[..., *t]
+    second_are_columns = (side == "inputs") != layer.transposed
+    taps = {tap: part.reshape(*part.shape[:2], -1) for tap, part in taps.items()}
+    return taps if second_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
+
+
+def mirrored(kernel: dict[Any, Any]) -> dict[Any, Any]:
+    return {tuple(-i for i in d): m.transpose() for d, m in kernel.items()}
+
+
+def product(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
+    """One after the other, if that is symmetric: then M[-d] = M[d]^T, and the half d >= 0 is enough."""
+    found: dict[Any, Any] = {}
+    for (a, A), (b, B) in itertools.product(one.items(), other.items()):
+        d = tuple(i + j for i, j in zip(a, b, strict=True))
+        if d >= (0,) * len(d):
+            found[d] = found[d] + A * B if d in found else A * B
+    return found
+
+
+def schur(kernel: dict[Any, Any], q: tuple[int, ...], steps: int, where: str) -> Fraction:
+    M = product(mirrored(kernel), kernel)
+    for _ in range(steps - 1):
+        full = mirrored(M) | M
+        M = product(full, full)
+    total: Any = sum((absolute(m) for m in (mirrored(M) | M).values()), M[min(M)] * 0)  # over all offsets
+    need(total.ncols() == len(q), f"{where}: expected {total.ncols()} scale integers, got {len(q)}")
+    sums = total * matrix(np.array(q, object)[:, None])
+    return max(Fraction(int(sums[i, 0]), n) for i, n in enumerate(q))
+
+
+def is_bounded(square: Fraction, whole: np.ndarray, e: int, floats: np.ndarray) -> bool:
+    """Whether W^T W <= square for W = 2^e whole = floats, by cholesky with r = 2^-32 square."""
+    r = square / 2**32
+    scale = int(np.frexp(np.abs(floats).max())[1])
+    w = np.ldexp(floats, -scale)
+    try:  # R is a guess; the residual decides
+        R = np.linalg.cholesky(float((square - r) / Fraction(4) ** scale) * np.eye(w.shape[1]) - w.T @ w).T
+    except (np.linalg.LinAlgError, OverflowError):
+        return False
+    bits = 52 - int(np.frexp(np.abs(R).max())[1])
+    R = matrix(np.rint(np.ldexp(R, bits)).astype(np.int64))
+    unit = min(e, scale - bits)
+    both = matrix(whole.T) * matrix(whole) * 4 ** (e - unit) + R.transpose() * R * 4 ** (scale - bits - unit)
+    rows = absolute(both) * matrix(np.ones((both.nrows(), 1), int))
+    wanted, allowed = (square - r) / Fraction(4) ** unit, r / Fraction(4) ** unit
+    diagonal = [int(both[i, i]) for i in range(both.nrows())]
+    return all(int(rows[i, 0]) - abs(x) + abs(wanted - x) <= allowed for i, x in enumerate(diagonal))
+
+
+def square_of(bound: Any, layer: Map, where: str) -> Fraction:
+    """The bound on ||W||^2 that the witness proves; it must be the one that is written."""
+    fields(bound, where, {"kind", "side", "steps", "square"}, ("scale",))
+    kind, side, groups = bound["kind"], bound["side"], len(layer.weight)
+    need(kind in ("zero", "schur", "cholesky") and side in ("inputs", "outputs"), f"{where}: unknown; a newer version?")
+    need(("scale" in bound) == (kind == "schur"), f"{where}: scale integers are for schur alone")
+    steps = integer(bound["steps"], f"{where}, steps", 1, 4 if kind == "schur" else 1)
+    claim = fraction(bound["square"], f"{where}: square")
+    whole, e = to_integers(layer.weight)
+    taps = kernels(whole, layer, side)
+    if kind == "schur":
+        scales = bound["scale"]
+        need(type(scales) is list and len(scales) == groups, f"{where}: expected scale for {groups} groups")
+        qs = [integers(items(q, f"{where}, scale"), f"{where}, scale", None, 1, 2**2000) for q in scales]
+        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps, where) for g, q in enumerate(qs))
+        value = max(each) * Fraction(4) ** (e * 2 ** (steps - 1))
+        for _ in range(steps - 1):
+            value = up_root(value)
+        need(value == claim, f"{where}: the witness proves another square than is written")
+    elif kind == "cholesky":
+        need(len(taps) == 1, f"{where}: cholesky is for kernels of one tap")
+        (parts,), (floats,) = taps.values(), kernels(layer.weight, layer, side).values()
+        proved = all(not m.any() or is_bounded(claim, m, e, f) for m, f in zip(parts, floats, strict=True))
+        need(proved, f"{where}: the square is not proved")
+    else:
+        need(not layer.weight.any() and claim == 0, f"{where}: expected weights and square to be zero")
+    return claim
