@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import onelip
 
@@ -108,6 +109,14 @@ def test_subclasses_of_torch_layers_keep_their_class():
     plain = onelip.bake(layer)
     assert type(plain) is Loud
     assert torch.equal(plain(x), layer(x))
+
+    class Louder(onelip.nn.AOLLinear):
+        def forward(self, x):
+            return 3 * super().forward(x)
+
+    louder = Louder(3, 3)
+    assert torch.equal(onelip.bake(louder)(x), louder(x))
+    assert not parametrize.is_parametrized(onelip.bake(louder))
 
 
 def test_non_finite_is_refused_by_name():

@@ -16,7 +16,7 @@ from torch import nn
 
 from onelip.bounds import ProofFailed, Witness, exact, exact_bound, exact_bound_layer
 from onelip.bounds._rational import up_root
-from onelip.bounds._remainders import absolute_gram_sums
+from onelip.bounds._remainders import absolute_gram_sums, coprime_bases
 from onelip.bounds.fast import candidates
 from onelip.geometry import UnsupportedLayer, geometry_of
 from onelip.testing.layers import layer_cases
@@ -128,22 +128,28 @@ def test_remainders_agree_with_long_integers(taps, digits):
     generator = random.Random(digits)
     largest = 2**digits
     for rows, columns in ((1, 1), (3, 4)):
-        kernel = {
-            tap: flint.fmpz_mat(
-                rows,
-                columns,
-                [
-                    generator.choice([largest, -largest, generator.randint(-largest, largest)])
-                    for _ in range(rows * columns)
-                ],
-            )
-            for tap in np.ndindex(*taps)
-        }
+        choices = (largest, -largest, None)
+        kernel = {}
+        for tap in np.ndindex(*taps):
+            drawn = [generator.choice(choices) for _ in range(rows * columns)]
+            entries = [generator.randint(-largest, largest) if x is None else x for x in drawn]
+            kernel[tap] = flint.fmpz_mat(rows, columns, entries)
         expected = [int(entry) for entry in exact._absolute_sums(kernel).entries()]
         assert absolute_gram_sums(kernel, rows, columns) == expected
         del kernel[next(iter(kernel))]  # taps may be missing
         if kernel:
             assert absolute_gram_sums(kernel, rows, columns) == list(map(int, exact._absolute_sums(kernel).entries()))
+
+
+@pytest.mark.parametrize("inner", [1, 9, 1000, 10**6])
+def test_bases_of_remainders(inner):
+    for largest in (1, 10**5, 10**50):
+        bases = coprime_bases(inner, largest)
+        assert math.prod(bases) > 2 * largest
+        assert inner * (bases[0] // 2) ** 2 <= 2**53
+        assert math.lcm(*bases) == math.prod(bases)
+        assert all(p % 2 and p > 1 for p in bases)
+        assert bases == sorted(bases, reverse=True)
 
 
 def test_remainders_are_used_for_wide_convolutions(monkeypatch):

@@ -85,3 +85,11 @@ def test_strided_circular_layers_need_their_size():
     assert bound_layer(layer, 4).value == pytest.approx(1, abs=1e-9)
     for size in (3, 5, None):
         assert bound_layer(layer, size).value >= 2**0.5
+
+
+def test_a_kernel_size_that_the_weight_does_not_have_is_refused():
+    layer = nn.Conv1d(1, 1, 5, padding=2, padding_mode="circular", bias=False)
+    layer.weight = nn.Parameter(torch.ones(1, 1, 1))  # of norm sqrt 2: 12 outputs of 8 pixels
+    for bound in (bound_layer, exact_bound_layer):
+        with pytest.raises(UnsupportedLayer, match=r"kernel_size \(5,\), got \(1,\)"):
+            bound(layer, 8)

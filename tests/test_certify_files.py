@@ -14,13 +14,14 @@ from torch import nn
 import onelip
 from onelip import checker
 from onelip.certify import ProofError, certify, write_certificate
-from onelip.certify.certificate import WeightFile, digest, images_hash
+from onelip.certify.certificate import WeightFile, digest
+from onelip.certify.images import images_hash
 from onelip.cli.certify import run as certify_command
 from onelip.data import load_data
 from onelip.nn import MaxMin
 from onelip.training.build import build_model, save_weights
 from onelip.training.errors import RecipeError, RunError
-from onelip.training.files import write_json
+from onelip.training.files import write_json, write_whole
 from onelip.training.run_directory import RunConfig, RunDirectory
 
 
@@ -69,6 +70,8 @@ def test_a_certificate_needs_an_exact_sound_proof(everything, tmp_path):
         write_certificate(tmp_path / "cert.json", ordinary, images, files, source="")
     with pytest.raises(ProofError, match="images that were certified"):
         write_certificate(tmp_path / "cert.json", found, images[:3], files, source="")
+    with pytest.raises(ProofError, match="images that were certified"):
+        write_certificate(tmp_path / "cert.json", found, images.flip(0), files, source="")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,6 +194,35 @@ def test_commands_without_sense(run, tmp_path):
         certify_command([str(run), "--limit", "0"])
     with pytest.raises(RunError, match="expected the directory of a run"):
         certify_command([str(tmp_path)])
-    missing = tmp_path / "no" / "c.json"
-    with pytest.raises(RunError, match="cannot be written"):
-        certify_command([str(run), "--limit", "2", "--out", str(missing)])
+
+
+def test_places_are_looked_at_before_the_work(run, tmp_path, capsys):
+    def refused(error, message, *flags):
+        with pytest.raises(error, match=message):
+            certify_command([str(run), "--limit", "2", *map(str, flags)])
+        assert "proving" not in capsys.readouterr().err
+
+    refused(RunError, "a directory that is there", "--out", tmp_path / "no" / "c.json")
+    refused(RunError, "expected a file name", "--out", tmp_path)
+    refused(RecipeError, "one of the run itself", "--out", run / "plain.safetensors")
+    refused(RecipeError, "one of the run itself", "--images-out", run / "config.json")
+    refused(RecipeError, "two files", "--out", tmp_path / "c", "--images-out", tmp_path / "c")
+
+
+def test_the_command_that_is_told_checks_the_certificate(run, tmp_path, capsys):
+    from onelip.cli import main
+
+    assert certify_command([str(run), "--limit", "2", "--out", str(tmp_path / "c.json")]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("Check it: onelip ")
+    assert main([*told.removeprefix("Check it: onelip ").split(), "--quiet"]) == 0
+
+
+def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onelip.training.files.os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "cert.json", b"{}")
+    assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.bounds import ProofFailed, exact_bound
 from onelip.certify import Certification, ProofError, certify, prove
 from onelip.certify.certification import radius_fraction, radius_name
 from onelip.certify.environment import check_backends
@@ -179,6 +180,34 @@ def test_a_proof_of_other_weights_or_shapes(found):
         certify(plain, images[:, :, :3], proof=certification.proof)
 
 
+def test_a_proof_of_other_activations_on_the_same_weights():
+    linear, last = nn.Linear(2, 2), nn.Linear(2, 2)
+    with torch.no_grad():
+        linear.bias.fill_(9.0)  # every image is on the same side of ReLU
+    model = nn.Sequential(linear, nn.ReLU(), last).double().eval()
+    other = nn.Sequential(linear, nn.Identity(), last).double().eval()
+    with pytest.raises(ProofError, match="proof of this model's weights"):
+        certify(other, torch.rand(3, 2), proof=prove(model, (2,)))
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+@pytest.mark.parametrize("mode", ["sound", "real-arithmetic"])
+def test_labels_that_are_no_classes(label, mode):
+    model = nn.Linear(2, 2).double().eval()
+    with pytest.raises(ValueError, match="labels from 0 to 1"):
+        certify(model, torch.rand(2, 2), torch.tensor([0, label]), mode=mode)
+
+
+def test_a_cholesky_claim_that_exact_arithmetic_cannot_prove(monkeypatch):
+    def stubborn(weight, geometry, witness=None):
+        if witness is not None:
+            raise ProofFailed("too near")
+        return exact_bound(weight, geometry)
+
+    monkeypatch.setattr("onelip.certify.proof.exact_bound", stubborn)
+    assert prove(nn.Linear(3, 2), (3,), "exact").kind == "exact"
+
+
 def test_weights_that_are_not_finite():
     model = nn.Sequential(nn.Linear(2, 2)).double().eval()
     with torch.no_grad():
@@ -213,7 +242,7 @@ def test_a_model_that_is_not_what_was_traced_is_seen():
     ("layer", "message"),
     [
         (nn.Tanh(), r"aten.tanh.default at '1'.*real-arithmetic"),
-        (nn.BatchNorm2d(2).eval(), "at '1'"),
+        (nn.BatchNorm2d(2).eval(), "at '1': expected an operation with a rule"),
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), "at '1'"),
         (nn.MaxPool2d(2, ceil_mode=True), "max_pool2d"),
         (nn.AvgPool2d(3, padding=1), "avg_pool2d"),

@@ -3,6 +3,7 @@
 # A missing number fails a test here, which is as good.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false
 
+import random
 import warnings
 
 import pytest
@@ -70,6 +71,8 @@ def test_changed_layers_are_traced_through():
     hooked.register_forward_hook(lambda module, args, output: 2 * output)
     replaced = MaxMin()
     replaced.forward = lambda x: 3 * x
+    inside = nn.Conv1d(3, 3, 1)
+    inside._conv_forward = lambda x, weight, bias: 5 * F.conv1d(x, weight, bias)
 
     class Loud(nn.Linear):
         def __call__(self, x):
@@ -79,6 +82,7 @@ def test_changed_layers_are_traced_through():
     assert all(node.op != "module" for node in found.nodes)
     constants = [node.arguments[1] for node in found.nodes if node.op == "aten.mul.Tensor"]
     assert constants == [2, 3, 4]
+    assert trace(inside, torch.rand(2, 3, 4)).nodes[-1].arguments == (Ref(1), 5)
 
 
 def test_a_convolution_that_pads_other_than_it_says_is_traced_through():
@@ -117,6 +121,49 @@ def test_writes_into_views_are_followed():
 def test_random_numbers_are_not_constants():
     graph = trace(module_of(lambda self, x: x * torch.rand(3) + torch.ones(3)), torch.rand(2, 3))
     assert [op for _, op in steps(graph)] == ["input", "aten.rand.default", "aten.mul.Tensor", "aten.add.Tensor"]
+
+
+def test_unfilled_memory_is_no_constant():
+    graph = trace(module_of(lambda self, x: x * torch.empty(3)), torch.rand(2, 3))
+    assert graph.nodes[1].arguments[1].isnan().all()
+
+
+def _doubles(self, x):
+    self.gain = 2 * getattr(self, "gain", 1.0)
+    return x * self.gain
+
+
+def _per_batch(self, x):
+    return torch.cat([x] * x.shape[0], 1)
+
+
+ANOTHER = [
+    (_doubles, "mul.Tensor"),
+    (lambda self, x: x * random.random(), "mul.Tensor"),
+    (lambda self, x: x * x.shape[0], "mul.Tensor"),
+    (lambda self, x: x * torch.arange(len(x))[:, None], "mul.Tensor"),
+    (lambda self, x: x[:, None].expand(len(x), len(x), 3), "expand"),
+    (lambda self, x: torch.relu(x) if len(x) == 2 else 9 * x, "relu"),
+    (lambda self, x: x.relu().relu() if len(x) == 3 else x.relu(), "relu"),
+    (_per_batch, "cat"),
+]
+
+
+@pytest.mark.parametrize(("forward", "words"), ANOTHER)
+def test_another_program_for_other_batches_or_at_the_next_call(forward, words):
+    with pytest.raises(CannotTrace, match=rf"every number of samples, got .*{words}"):
+        trace(module_of(forward), torch.rand(1, 3))
+
+
+def test_what_follows_the_batch_by_itself_is_no_other_program():
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), 1, 3), x.view(len(x), 1, 3), torch.zeros(len(x), 1, 3)], 1)
+        y = x.new_zeros(len(x), 3) + x[:, 0]
+        return x.reshape(3 * len(x), 3).relu().view(len(x), -1)[:, :3] + y[:, None].expand(len(x), 3, 3).sum(1)
+
+    model = module_of(forward)
+    model.token = nn.Parameter(torch.rand(1, 1, 3))
+    assert trace(model, torch.rand(1, 3)).batch == 2
 
 
 def test_outputs_without_a_step():
@@ -162,6 +209,13 @@ def test_refused(forward, words, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+class _Tenfold(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return 10 * result if func is F.linear else result
+
+
 def test_refused_before_the_trace():
     with pytest.raises(CannotTrace, match="expected a torch module, got function"):
         trace(lambda x: x, torch.rand(2, 3))
@@ -178,6 +232,10 @@ def test_refused_before_the_trace():
         old = nn.utils.weight_norm(nn.Linear(3, 3))
     with pytest.raises(CannotTrace, match="can be copied"):
         trace(old, torch.rand(2, 3))
+    special = nn.Linear(3, 3)
+    special.weight = _Tenfold(torch.eye(3))
+    with pytest.raises(CannotTrace, match=r"plain tensors, got _Tenfold in '0.weight'"):
+        trace(nn.Sequential(special), torch.rand(2, 3))
     bad = nn.Linear(2, 2)
     nn.init.constant_(bad.weight, torch.nan)
     with pytest.raises(onelip.NonFiniteWeight):

@@ -66,12 +66,14 @@ def test_constrain_gives_each_layer_the_size_that_it_sees():
 
 def test_tracked_constants_are_the_norms_of_the_layers():
     model = tracked()
-    features, head = split_head(model)
+    parts = split_head(model)
+    assert parts is not None
+    features, head = parts
     assert [type(m).__name__ for m in head][1:] == ["LipschitzAvgPool2d", "FirstChannels", "Flatten"]
     plain = network()
     expected = exact_norm(plain[0][0], SHAPE) * exact_norm(plain[1], (4, 6, 6))
     assert float(estimated_constant(features).detach()) == pytest.approx(expected, rel=1e-3)
-    rows = exact_jacobian(nn.Sequential(*plain[3:]), (6, 3, 3))  # (3, 54)
+    rows = exact_jacobian(nn.Sequential(*list(plain)[3:]), (6, 3, 3))  # (3, 54)
     assert torch.allclose(head_rows(head, (6, 3, 3), rows).flatten(1), rows)
     distances = torch.tensor([[float((a - b).norm()) for a in rows] for b in rows], dtype=torch.float64)
     found = PairConstants()(model, torch.zeros(1, *SHAPE))

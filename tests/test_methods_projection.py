@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.bounds.modules import vouch
 from onelip.geometry import geometry_of
 from onelip.methods._parametrization import find_parametrization, original_of
 from onelip.methods._projection import project, project_after
-from onelip.methods._vouch import vouch
 from onelip.methods.clipping import clipping, largest_not_above, schur_count
 from onelip.methods.lcc import lcc
 from onelip.methods.parseval import parseval

@@ -205,6 +205,7 @@ REFUSED = [
     ("aten.roll.default", (X, [1], []), (3,), "one sample to another"),
     ("aten.add.Tensor", (X, torch.ones(2, 2, 3, dtype=D)), (3,), "batch"),
     ("aten.sort.default", (X, 0), (3,), "batch"),
+    ("aten.topk.default", (X, 4, 1, True, False), (8,), "change places"),
     ("aten.layer_norm.default", (X, [2, 3]), (3,), "batch"),
     ("aten.layer_norm.default", (X, [3], None, None, 0.0), (3,), "unbounded"),
     ("aten._to_copy.default", (X,), (3,), "rounds to bfloat16"),
@@ -216,6 +217,8 @@ REFUSED = [
     ("aten.linear.default", (X, torch.full((3, 3), math.inf, dtype=D)), (3,), "finite"),
     ("aten.einsum.default", ("bi,i->bi", [X, torch.ones(3, dtype=D)]), (3,), "letters"),
     ("aten.einsum.default", ("bi,ib->b", [X, torch.ones(3, 2, dtype=D)]), (3,), "letters|batch"),
+    ("aten.einsum.default", ("bi,ij->bj", [X, torch.ones(1, 4, dtype=D)]), (3,), "stretches"),  # norm 2, slope 2 sqrt 3
+    ("aten.einsum.default", ("bi,ij->bj", [X, torch.ones(3, 1, dtype=D)]), (1,), "stretches"),
 ]
 
 
@@ -243,6 +246,13 @@ def test_own_deviation_is_said_to_be_of_no_use():
     found = verdict("aten.layer_norm.default", X, [4], shape=(4,))
     assert found.factor >= 1e-5**-0.5
     assert "of no use" in found.remark
+    # Without an eps torch takes that of the type, so the float64 program of a float32 model has a smaller one.
+    assert verdict("aten.rms_norm.default", X, [4], shape=(4,), dtype=torch.float32).factor >= 2.0**26
+
+
+def test_a_write_into_a_view_keeps_nothing_of_what_was_there():
+    assert verdict("aten.copy.default", torch.ones(2, 4, 3, dtype=D), X, shape=(1, 3)).factor == 2.0  # 4 copies
+    assert verdict("aten.copy.default", X, torch.ones(2, 3, dtype=D), shape=(3,)).factor == 0.0
 
 
 def test_what_rests_on_a_gap_is_not_vouched_for_and_later_gaps_are_named_too():

@@ -1,16 +1,15 @@
-"""T_ij = sum_delta |A_delta[i, j]| for the Gram operator A of a kernel of large integers, exactly, at the speed of floats.
+"""T_ij = sum_delta |A_delta[i, j]| for the Gram operator A of a kernel of long integers: exact, by products of floats.
 
 A is computed modulo several small coprime numbers p. Remainders of magnitude at most p / 2 have inner products below
 2^53, and sums of integers below 2^53 are exact in float64, in any order: an ordinary matrix product does it. An integer
 x with |x| <= h = (p_1 p_2 ... p_r - 1) / 2 is known by its remainders. With the digits y_i of x + h in the mixed base
 
-    x + h = y_1 + y_2 p_1 + y_3 p_1 p_2 + ...        and h_i those of h itself,        x = sum_i (y_i - h_i) p_1 ... p_{i-1},
+    x + h = y_1 + y_2 p_1 + y_3 p_1 p_2 + ...    and h_i those of h:    x = sum (y_i - h_i) p_1 p_2 ...
 
-the sign of x is the sign of the last difference that is not zero, and sums of |x| are sums of differences.
+and the sign of x is the sign of the last difference that is not zero. Sums of |x| are sums of differences.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def absolute_gram_sums(kernel: dict[Offset, Any], rows: int, columns: int) -> li
     taps = {tap: [int(entry) for entry in block.entries()] for tap, block in kernel.items()}
     digits = max(entry.bit_length() for entries in taps.values() for entry in entries)
     inner = rows * len(taps)
-    bases = list(_coprime(inner, 2 * digits + inner.bit_length() + 1))
+    bases = coprime_bases(inner, inner * 4**digits)
     limbs = {tap: _limbs(entries, digits).reshape(-1, rows, columns) for tap, entries in taps.items()}
     kernels = [{tap: _remainders(limb, digits, p) for tap, limb in limbs.items()} for p in bases]
     half = (math.prod(bases) - 1) // 2
@@ -55,23 +54,30 @@ def absolute_gram_sums(kernel: dict[Offset, Any], rows: int, columns: int) -> li
         total += differences
         if any(delta):
             total += differences.transpose(0, 2, 1)
-    weights = [math.prod(bases[:i]) for i in range(len(bases))]
-    return [int(entry) for entry in sum(t.astype(object) * w for t, w in zip(total, weights, strict=True)).ravel()]
+    entries = np.zeros(columns * columns, object)
+    for i, digit in enumerate(total):
+        entries += digit.ravel().astype(object) * math.prod(bases[:i])
+    return entries.tolist()
 
 
 def _extent(taps: dict[Offset, Any]) -> tuple[int, ...]:
     return tuple(max(axis) - min(axis) + 1 for axis in zip(*taps, strict=True))
 
 
-def _coprime(inner: int, digits: int) -> Iterator[int]:
-    """Odd coprime numbers p with inner (p / 2)^2 <= 2^53, until their product has more than so many binary digits."""
-    p = 2 * math.isqrt(2**_EXACT // inner)
-    product = 1
-    while product.bit_length() <= digits:
-        p -= 1
-        if p % 2 and math.gcd(p, product) == 1:
-            product *= p
-            yield p
+def coprime_bases(inner: int, largest: int) -> list[int]:
+    """Odd coprime numbers p with inner (p / 2)^2 <= 2^53, of which the product is above 2 largest.
+
+    Example:
+        >>> coprime_bases(1024, 2**60)
+        [5931639, 5931637, 5931635]
+    """
+    p = 2 * math.isqrt(2**_EXACT // inner) + 1
+    bases: list[int] = []
+    while math.prod(bases) <= 2 * largest:
+        p -= 2
+        if math.gcd(p, math.prod(bases)) == 1:
+            bases.append(p)
+    return bases
 
 
 def _limbs(entries: list[int], digits: int) -> np.ndarray:

@@ -8,8 +8,8 @@ see Note [Leaves] in _leaves.py.
 
 Note [Batch]
     The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
-    vouches for a node only where axis 0 is the batch before and after. A forward that asks for the length of the batch
-    is looked at for two samples.
+    vouches for a node only where axis 0 is the batch before and after. A second trace, of three samples, must show the
+    same program: see _again.py.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
+from onelip.bounds._again import first_difference
 from onelip.bounds._leaves import Refused, as_one_operation, is_leaf, leaves_are, tensors_of
 from onelip.export import bake
 
@@ -77,7 +78,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     output: int
-    input_shape: tuple[int, ...]  # with the batch axis, which has length 2
+    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch]
 
     @property
     def batch(self) -> int:
@@ -105,9 +106,19 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     plain = _plain_copy(model)
     paths = [name for name, module in plain.named_modules() if is_leaf(module)]
     leaves = [plain.get_submodule(path) for path in paths]
-    program = _export(plain, example, paths)
+    running = _running_copy(plain, leaves, paths)
     with torch.no_grad(), leaves_are(leaves):
-        return _Reader(program, leaves, paths, tuple(example.shape)).read()
+        graphs = [
+            _Reader(_export(running, batch), leaves, paths, tuple(batch.shape)).read()
+            for batch in (example[:2], example)
+        ]
+    if (changed := first_difference(*graphs)) is not None:
+        raise CannotTrace(
+            "expected the same program at every call and for every number of samples, got another one for three "
+            f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
+            "from working with the length of the batch, and from changing what it reads"
+        )
+    return graphs[0]
 
 
 def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
@@ -128,7 +139,7 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
         )
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise CannotTrace("expected no global forward hooks, got some: they may change every layer; remove them")
-    return torch.cat([example, example])[:2]
+    return torch.cat([example, example, example])[:3]
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:
@@ -137,6 +148,12 @@ def _plain_copy(model: nn.Module) -> nn.Module:
         raise CannotTrace(
             f"expected a model with weights, got none in {uninitialized[0]!r}; run it once, so that shapes are known"
         )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) not in (Tensor, nn.Parameter):  # F.linear and all others ask such a class what to do
+            raise CannotTrace(
+                f"expected parameters and buffers that are plain tensors, got {type(tensor).__name__} in {name!r}, "
+                "which may compute something else (quantised, distributed); turn it into a plain tensor"
+            )
     try:
         return bake(model).eval().requires_grad_(False)
     except RuntimeError as error:
@@ -146,9 +163,8 @@ def _plain_copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _export(plain: nn.Module, example: Tensor, paths: list[str]) -> torch.export.ExportedProgram:
-    """The functional ATen program, with the leaves at the given paths as single operations."""
-    leaves = [plain.get_submodule(path) for path in paths]
+def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -> nn.Module:
+    """What torch.export runs, with the leaves at the given paths as single operations."""
     # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
     # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`.
     running = copy.deepcopy(plain)
@@ -156,8 +172,13 @@ def _export(plain: nn.Module, example: Tensor, paths: list[str]) -> torch.export
         running.get_submodule(path).__dict__["forward"] = as_one_operation(
             running.get_submodule(path), leaves[number], number
         )
+    return running
+
+
+def _export(running: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The functional ATen program."""
     try:
-        with torch.inference_mode(False), torch.no_grad(), _quietly(), leaves_are(leaves):
+        with torch.inference_mode(False), torch.no_grad(), _quietly():
             # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
             program = torch.export.export(running, (example.detach(),), strict=False).run_decompositions({})
     except Refused as refused:
@@ -252,7 +273,7 @@ class _Reader:
         if str(target) == "onelip.leaf.default":
             self._check_weights(arguments[1], arguments[2])
         if not _refers((arguments, keywords)) and not _is_random(target):
-            self.values[node] = target(*arguments, **keywords)
+            self.values[node] = _no_garbage(target, target(*arguments, **keywords))
         elif str(target) == "onelip.leaf.default":
             number = arguments[2]
             self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
@@ -316,6 +337,11 @@ def _indices(arguments: Any) -> list[int]:
 def _is_random(target: Any) -> bool:
     """Random numbers are no constants: such an operation stays a node, for which no rule vouches."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _no_garbage(target: Any, value: Any) -> Any:
+    """Memory that nobody has filled holds no numbers to prove anything of."""
+    return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
 
 
 def _place(node: FxNode) -> str:

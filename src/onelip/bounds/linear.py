@@ -10,6 +10,7 @@ from onelip.bounds.exact import exact_bound
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
 from onelip.bounds.witness import Bound, ExactBound
+from onelip.geometry import UnsupportedLayer
 
 
 def bound_layer(
@@ -62,4 +63,9 @@ def _weight(module: nn.Module) -> Tensor:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         raise TypeError(f"expected a layer with a weight, got {type(module).__name__}")
+    if isinstance(module, nn.modules.conv._ConvNd) and tuple(weight.shape[2:]) != tuple(module.kernel_size):
+        raise UnsupportedLayer(
+            f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch goes "
+            "by the weight, and what is said of padding by the setting; set kernel_size to what the weight has"
+        )
     return weight

@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from onelip._version import __version__
 from onelip.certify.certification import Certification
-from onelip.certify.images import DTYPES
+from onelip.certify.images import DTYPES, images_hash
 from onelip.certify.margins import PAPER_RADII
 from onelip.certify.program import Operation
 from onelip.certify.proof import LayerBound, Proof
@@ -111,7 +110,9 @@ def make_certificate(
             f"expected a certification in the sound mode with proof='exact', got mode {certification.mode!r} with "
             f"proof {kind!r}: a file holds exact fractions only; certify again"
         )
-    if len(images) != len(certification.classes) or tuple(images.shape[1:]) != proof.program.input_shape:
+    found = images_hash(images)
+    shape = (len(certification.classes), *proof.program.input_shape)
+    if tuple(images.shape) != shape or found != certification.images_sha256:
         raise ProofError(f"expected the images that were certified, got others of shape {tuple(images.shape)}")
     _check_weights(proof, files.weights)
     body: dict[str, Any] = {
@@ -126,7 +127,7 @@ def make_certificate(
         "images": {
             "source": source,
             "file": images_file,
-            "sha256": images_hash(images),
+            "sha256": found,
             "dtype": DTYPES[images.dtype],
             "count": len(images),
             "shape": list(images.shape[1:]),
@@ -157,19 +158,6 @@ def digest(body: dict[str, Any]) -> str:
     """
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def images_hash(images: Tensor) -> str:
-    """SHA-256 of all values in order, as a .npy file holds them after its header.
-
-    Example:
-        >>> images_hash(torch.zeros(1, 1, dtype=torch.uint8)) == hashlib.sha256(bytes(1)).hexdigest()
-        True
-    """
-    array = images.detach().cpu().contiguous().numpy()
-    return hashlib.sha256(
-        np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data
-    ).hexdigest()
 
 
 def _hashed(path: Path) -> dict[str, str]:

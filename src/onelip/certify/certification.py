@@ -31,6 +31,7 @@ class Certification:
         constant: proved Lipschitz constant of the map from images to logits.
         head: slopes and losses of the pairs of classes.
         proof: None where only a rule for real arithmetic is known.
+        images_sha256: of the images, in the sound mode, so that a file is not written for others.
     """
 
     mode: Mode
@@ -42,6 +43,7 @@ class Certification:
     constant: float
     head: Head
     proof: Proof | None
+    images_sha256: str | None = None
 
     def accuracy(self) -> float:
         """Share of images with the right class."""

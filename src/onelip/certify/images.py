@@ -1,7 +1,9 @@
 """Images as the certified program takes them: pixels in [0, 1], of uint8 (divided by 255) or float."""
 
+import hashlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,3 +42,16 @@ def float_batches(images: Tensor, size: int, dtype: torch.dtype, device: torch.d
     for part in images.split(size):
         batch = part.to(device, dtype)
         yield batch.div_(255) if images.dtype == torch.uint8 else batch
+
+
+def images_hash(images: Tensor) -> str:
+    """SHA-256 of all values in order, as a .npy file holds them after its header.
+
+    Example:
+        >>> images_hash(torch.zeros(1, 1, dtype=torch.uint8)) == hashlib.sha256(bytes(1)).hexdigest()
+        True
+    """
+    array = images.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(
+        np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data
+    ).hexdigest()

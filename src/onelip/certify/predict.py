@@ -20,7 +20,7 @@ from onelip._precision import full_precision
 from onelip.certify.certification import Certification, Mode
 from onelip.certify.environment import check_backends, check_sound
 from onelip.certify.head import same_for_all
-from onelip.certify.images import check_images, float_batches
+from onelip.certify.images import check_images, float_batches, images_hash
 from onelip.certify.interpreter import run_program
 from onelip.certify.proof import Effort, Progress, Proof, fingerprint, prove
 from onelip.certify.radius import certified_radii, pixel_distance, real_radii
@@ -92,6 +92,7 @@ def _certify_soundly(
         _check_against_program(proved, batch, logits)
 
     logits = _run(plain, images, batch_size, torch.float64, progress, check)
+    _check_range(labels, logits.shape[1])
     radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
     return Certification(
         mode="sound",
@@ -103,6 +104,7 @@ def _certify_soundly(
         constant=proved.constant,
         head=proved.head,
         proof=proved,
+        images_sha256=images_hash(images),
     )
 
 
@@ -126,6 +128,7 @@ def _certify_ordinarily(
             raise
         constant = _audited(plain, images, effort)
     logits = _run(plain, images, batch_size, dtype, progress).double().cpu()
+    _check_range(labels, logits.shape[1])
     head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
     return Certification(
         mode="real-arithmetic",
@@ -227,3 +230,11 @@ def _check_labels(labels: Tensor | None, count: int) -> None:
         return
     if labels.dtype not in (torch.int64, torch.int32) or labels.shape != (count,):
         raise ValueError(f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}")
+
+
+def _check_range(labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if not (low >= 0 and high < classes):
+        raise ValueError(f"expected labels from 0 to {classes - 1}, got values from {low} to {high}; count from 0")

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from onelip.bounds import Witness, bound_weight, exact_bound
+from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.certify.head import Head, make_head
 from onelip.certify.lowering import lower
 from onelip.certify.program import Operation, Program
@@ -47,7 +47,7 @@ class Proof:
         states: Lipschitz constant, norm and rounding error of each.
         bounds: of the linear ones, by node.
         head: slope and loss of each pair of logits.
-        fingerprint: SHA-256 of the weights, so that a proof is not used for others.
+        fingerprint: SHA-256 of weights and modules, so that a proof is not used for others.
     """
 
     kind: Kind
@@ -139,7 +139,10 @@ def _bound(node: Operation, kind: Kind, effort: Effort) -> LayerBound:
     try:
         fast = bound_weight(node.weight, node.geometry, effort=effort)
         if kind == "exact":
-            found = exact_bound(node.weight, node.geometry, fast.witness)
+            try:
+                found = exact_bound(node.weight, node.geometry, fast.witness)
+            except ProofFailed:  # a Cholesky claim too near to the truth; the next best always holds
+                found = exact_bound(node.weight, node.geometry)
             return LayerBound(found.square, found.witness)
     except ValueError as error:
         raise ProofError(f"{node.title}: {error}") from error
@@ -151,8 +154,11 @@ def _silent(done: int, total: int, what: str) -> None:
 
 
 def fingerprint(plain: nn.Module) -> str:
-    """SHA-256 of the names, shapes and float64 values of all floating-point tensors of a plain network."""
-    digest = hashlib.sha256(b"onelip float64 weights 1\n")
+    """SHA-256 of the modules of a plain network, and of the names, shapes and float64 values of its tensors.
+
+    Equal weights can hide another activation, so what the modules say of themselves is in it.
+    """
+    digest = hashlib.sha256(f"onelip float64 weights 2\n{plain!r}\n".encode())
     for name, tensor in sorted(plain.state_dict().items()):
         if not tensor.is_floating_point():
             continue

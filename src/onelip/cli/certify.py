@@ -66,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     if command.batch_size < 1:
         raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
 
+    _check_places(command)
+
     from onelip.certify.predict import certify
     from onelip.training.build import load_run
 
@@ -98,6 +100,22 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     _show(results, written, command)
     return 0
+
+
+def _check_places(command: Certify) -> None:
+    """Refuse places that cannot be written, before the work whose results they are for."""
+    from onelip.training.run_directory import RunDirectory
+
+    run = RunDirectory(command.run.resolve())
+    taken = {run.config, run.log, run.environment, run.checkpoint, run.weights, run.plain, run.results}
+    paths = [path for path in (command.out, command.images_out) if path is not None]
+    for path in paths:
+        if path.is_dir() or not path.parent.is_dir():
+            raise RunError(f"{path}: expected a file name in a directory that is there, got none; make it, or choose")
+        if path.resolve() in taken:
+            raise RecipeError(f"{path}: expected a file of its own, got one of the run itself; choose another name")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise RecipeError(f"expected two files for --out and --images-out, got {command.out} for both")
 
 
 def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | None, str]":
@@ -217,11 +235,10 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
     for what, path in written.items():
         print(f"{what}: {path}")
     if "certificate" in written:
-        weights = (
-            "" if command.out and command.out.parent == command.run else f" --weights {command.run}/plain.safetensors"
-        )
+        beside = command.out is not None and command.out.resolve().parent == command.run.resolve()
+        files = "" if beside else f" --weights {command.run}/plain.safetensors --config {command.run}/config.json"
         images = "" if command.images_out is None else f" --images {command.images_out}"
-        print(f"Check it: onelip check {command.out}{weights}{images}")
+        print(f"Check it: onelip check {command.out}{files}{images}")
 
 
 def _times(shape: tuple[int, ...]) -> str:

@@ -43,7 +43,8 @@ def bake(model: Model) -> Model:
 
 def _empty_plain(layer: nn.Module) -> nn.Module:
     before = parametrize.type_before_parametrizations(layer)
-    plain_class = getattr(before, "plain_class", before)
+    # What a class names for itself is not inherited: a subclass may have a forward of its own.
+    plain_class = vars(before).get("plain_class", before)
     plain = object.__new__(plain_class)  # no constructor: all that it would set is copied
     nn.Module.__init__(plain)
     return plain

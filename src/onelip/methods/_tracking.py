@@ -98,7 +98,7 @@ def split_head(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | No
 
 def estimated_constant(modules: Sequence[nn.Module]) -> Tensor | float:
     """The product of the constants of a chain, estimated where nothing is proved, differentiable."""
-    from onelip.methods._vouch import vouch
+    from onelip.bounds.modules import vouch
 
     product: Tensor | float = 1.0
     for module in modules:

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.bounds.modules import vouch
 from onelip.export import bake
 from onelip.geometry import UnsupportedLayer
 from onelip.methods._method import Method
-from onelip.bounds.modules import vouch
 from onelip.testing.layers import LayerCase, layer_cases
 from onelip.testing.norms import exact_jacobian, rounding_allowance
 

@@ -25,10 +25,12 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(out.fileno())
         os.replace(part, path)
         _sync_directory(path.parent)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C too: nothing is left behind
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
 
 
 def _sync_directory(folder: Path) -> None:

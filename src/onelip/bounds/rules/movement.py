@@ -29,7 +29,7 @@ _MOVES = """
     index_select.default index.Tensor diagonal.default tril.default triu.default gather.default
     expand.default repeat.default tile.default unfold.default im2col.default
     flip.default roll.default rot90.default pixel_shuffle.default pixel_unshuffle.default channel_shuffle.default
-    cat.default stack.default slice_scatter.default select_scatter.default where.self
+    cat.default stack.default copy.default slice_scatter.default select_scatter.default where.self
     masked_fill.Scalar pad.default constant_pad_nd.default
     reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default
     replication_pad1d.default replication_pad2d.default replication_pad3d.default

@@ -60,9 +60,11 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
 
 
 def _check(low: Context, node: Node) -> None:
+    if not node.shape:  # several results at once, or one number for the whole batch
+        no_rule(node)
     if node.dtype != torch.float64:
         raise ProofError(f"{spoken(node)}: expected float64 throughout, got {node.dtype}; use model.double()")
-    if not node.shape or node.shape[0] != low.graph.batch:
+    if node.shape[0] != low.graph.batch:
         raise ProofError(f"{spoken(node)}: expected the batch to stay axis 0, got the shape {node.shape}")
 
 

@@ -1,0 +1,135 @@
+"""BRO, block reflector orthogonal layers.
+
+Citation: Bo-Han Lai, Pin-Han Huang, Bo-Han Kung, Shang-Tse Chen, "Enhancing Certified Robustness via Block Reflector
+Orthogonal Layers and Logit Annealing Loss", ICML 2025.
+
+Inequality: with C C* = V* V + e I and Z = C^-1 V*, W = I - 2 Z* Z = I - 2 V (V* V + e I)^-1 V* is Hermitian, and
+0 <= Z* Z <= I gives -I <= W <= I. Convolutions: at each frequency; `onelip.methods._fourier`, (1).
+Assumes: convolutions keep the size and are made for one size of images; stride 1, or the kernel's size; one group. Zero
+padding becomes a border of zeros that is cut off afterwards, as the authors do; circular padding is exact. More and
+fewer channels by zeros and by keeping the first ones.
+Guarantee: proved, with its rounding, for every V, e being a part of the mean of V's squared singular values.
+
+Note [Rounding]
+    Computed in float64 always: e is small. That of Z is in `onelip.methods.cholesky`, Note [Rounding], for real
+    matrices of twice the size: ||Z|| <= 1 + x. Then ||I - 2 Z* Z|| <= 2 (1 + x)^2 - 1 <= 1 + 5 x, however large V was,
+    and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onelip.methods._fourier import SERVED, Maker, replaced
+from onelip.methods._method import Method
+from onelip.methods._orthogonal import UNIT64
+
+
+class BROMaker(Maker):
+    """V (b, c, rank) -> I - 2 V (V* V + e I)^-1 V*, its first rows and columns; `bro` makes it.
+
+    Args:
+        kernel: what is begun with, (g, rows, columns, *taps); its first columns become V.
+        rank: columns of V.
+        relative: e as a part of the mean of the squared singular values.
+    """
+
+    title = "BRO"
+    always_float64 = True
+
+    def __init__(self, kernel: Tensor, *, rank: int | None, relative: float) -> None:
+        super().__init__(kernel.shape[1], kernel.shape[2])
+        self.channels = max(self.rows, self.columns)
+        rank = max(1, self.channels // 2) if rank is None else rank
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= max(1, self.channels):
+            raise ValueError(f"expected rank to be a whole number from 1 to {self.channels}, got {rank!r}")
+        if isinstance(relative, bool) or not isinstance(relative, (int, float)) or not 1e-7 <= relative <= 1:
+            raise ValueError(f"expected relative to be a number from 1e-7 to 1, got {relative!r}; 1e-5 is ordinary")
+        self.rank, self.relative = rank, float(relative)
+
+    def parameter(self, kernel: Tensor) -> Tensor:
+        taps = (0, 0) * (kernel.dim() - 3)
+        around = (*taps, 0, self.channels - self.columns, 0, self.channels - self.rows)
+        return F.pad(kernel, around)[:, :, : self.rank]
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """The first unit vectors, in the middle of the kernel: a reflection of the first channels."""
+        dense = P.dim() == 3
+        P.zero_()
+        middle = tuple((k - 1) // 2 for k in P.shape[2:]) if not dense else ()
+        for j in range(self.rank):
+            P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
+
+    def forward(self, M: Tensor) -> Tensor:
+        S = M.mH @ M  # (b, rank, rank)
+        eye = torch.eye(self.rank, dtype=S.dtype, device=S.device)
+        mean = S.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+        # Below this, products of what is there may have left the range: as nothing, which gives W = I.
+        nothing = mean < torch.finfo(mean.dtype).tiny * 2.0**200
+        M = torch.where(nothing[:, None, None], 0.0, M)
+        S = torch.where(nothing[:, None, None], 0.0, S)
+        shift = self.relative * torch.where(nothing, 1.0, mean)
+        C, failed = torch.linalg.cholesky_ex(S + shift[:, None, None] * eye)
+        Z = torch.linalg.solve_triangular(C, M.mH, upper=False)  # (b, rank, c)
+        W = torch.eye(self.channels, dtype=S.dtype, device=S.device) - 2 * Z.mH @ Z
+        W = torch.where((failed == 0)[:, None, None], W, torch.nan)
+        return W[:, : self.rows, : self.columns]
+
+    def excess(self) -> float:
+        of_factor = 2 * (2 * self.rank) ** 2.5 * UNIT64 * math.sqrt(2 * (1 + self.relative) / self.relative)
+        return 5 * of_factor + 8 * self.rank * self.channels**1.5 * UNIT64
+
+
+def bro(
+    layer: nn.Module,
+    *,
+    rank: int | None = None,
+    relative: float = 1e-5,
+    input_size: int | Sequence[int] | None = None,
+    lipschitz: float = 1.0,
+) -> nn.Module:
+    """A block reflector in the place of the given layer.
+
+    Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
+    weight, in place; all other convolutions become a `onelip.methods._fourier.FourierConv`. The first columns of the
+    layer's weight are what V begins with.
+
+    Args:
+        layer: Linear, Conv1d, Conv2d or Conv3d.
+        rank: how many directions are reflected; half of the channels by default.
+        relative: e as a part of the mean of the squared singular values of V.
+        input_size: spatial size of the images; needed by convolutions that are not dense.
+        lipschitz: the constant to guarantee instead of 1.
+
+    Raises:
+        onelip.UnsupportedLayer: for groups, strides, and where the size is not kept or not given.
+
+    Example:
+        >>> layer = bro(nn.Linear(6, 6))
+        >>> bool((layer.weight @ layer.weight.T - torch.eye(6)).abs().max() < 0.01)
+        True
+    """
+
+    def make(kernel: Tensor) -> BROMaker:
+        return BROMaker(kernel, rank=rank, relative=relative)
+
+    return replaced(layer, make, method="bro", input_size=input_size, lipschitz=lipschitz, zero_padding=True)
+
+
+METHOD = Method(
+    name="bro",
+    title="BRO, block reflector orthogonal layers (Lai et al., 2025)",
+    mechanism="parametrization",
+    guarantee="proved",
+    layers=SERVED,
+    apply=bro,
+    options=({"rank": 1, "relative": 1e-3}, {"lipschitz": 0.5}),
+    replaces=True,
+    needs_input_size=True,
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
+    note="made for one image size; zero padding by a border that is cut off",
+)
