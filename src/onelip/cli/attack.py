@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._progress import StageProgress
 from onelip.training.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     data = _load_data(command, loaded)
     network = loaded.plain.double()
     images, labels = data.test_images[: command.limit], data.test_labels[: command.limit]
-    with _Progress() as progress:
+    with StageProgress() as progress:
         if command.certificate is None:
             claims = certified_claims(network, images, command.batch_size, progress)
         else:
@@ -135,7 +136,7 @@ def _load_data(command: Attack, loaded: "LoadedRun") -> "ImageData":
 
 
 def _attack(
-    command: Attack, network: "nn.Module", images: "Tensor", claims: "Claims", progress: "_Progress"
+    command: Attack, network: "nn.Module", images: "Tensor", claims: "Claims", progress: StageProgress
 ) -> "AttackResult":
     from onelip.attack import find_adversarials, with_foolbox
 
@@ -208,27 +209,3 @@ def _show(results: dict[str, Any]) -> None:
     for what in ("flips_file", "counterexamples_file"):
         if what in results:
             print(f"{what.replace('_', ' ')}: {results[what]}")
-
-
-class _Progress:
-    """A bar on stderr where somebody watches, a line for each stage elsewhere."""
-
-    def __enter__(self) -> "_Progress":
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self.task, self.stage = self.bar.add_task("", total=None), ""
-        self.bar.start()
-        return self
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        stage = what if what in ("images", "attacking images") else "proving"
-        if stage != self.stage and not sys.stderr.isatty():
-            names = {"images": "certifying images", "proving": "proving layers"}
-            print(f"{names.get(stage, stage)}: {total}", file=sys.stderr, flush=True)
-        self.stage = stage
-        self.bar.update(self.task, description=what, completed=done, total=total)
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()

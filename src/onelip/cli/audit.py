@@ -166,7 +166,10 @@ def _call(target: str) -> "nn.Module":
     if not hasattr(source, name):
         raise ValueError(f"expected {where} to have {name!r}, got none; name a function that returns the model")
     found = getattr(source, name)
-    model = found if isinstance(found, nn.Module) else found()
+    try:
+        model = found if isinstance(found, nn.Module) else found()
+    except TypeError as error:  # no function, or one that needs arguments
+        raise ValueError(f"expected {target} to be a function without arguments, got: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected {target} to give a torch module, got {type(model).__name__}")
     return model

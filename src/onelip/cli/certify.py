@@ -1,7 +1,6 @@
 """`onelip certify RUN`: class and certified radius of images, the table of CRA, and the certificate file."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._progress import StageProgress
 from onelip.training.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     images, labels, data = _images(command, loaded)
     network = loaded.plain.double() if command.mode == "sound" else loaded.plain
-    with _Progress() as progress:
+    with StageProgress() as progress:
         found = certify(
             network,
             images,
@@ -243,27 +243,3 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
 
 def _times(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-class _Progress:
-    """A bar on stderr where somebody watches, a line for each stage elsewhere."""
-
-    def __enter__(self) -> "_Progress":
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self.stage, self.task = "", self.bar.add_task("", total=None)
-        self.bar.start()
-        return self
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        stage = "certifying" if what == "images" else "proving"
-        if stage != self.stage:
-            self.stage = stage
-            if not sys.stderr.isatty():
-                print(f"{stage}: {total} {'images' if what == 'images' else 'layers'}", file=sys.stderr, flush=True)
-        self.bar.update(self.task, description=f"{stage} {what}", completed=done, total=total)
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()

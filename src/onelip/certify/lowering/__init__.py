@@ -22,9 +22,6 @@ from onelip.certify.rounding import ProofError
 from onelip.export import bake
 from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
 
-# Of the trace: more than two, so that few axes have this length by accident.
-_BATCH = 3
-
 
 def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
     """The program of a model in float64 for images of the shape (channels, height, width).
@@ -38,7 +35,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
         >>> [node.op for node in lower(model, (1, 2, 2)).nodes]
         ['input', 'flatten', 'linear']
     """
-    graph = trace(model, torch.zeros(_BATCH, *input_shape, dtype=torch.float64))
+    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64))
     # Names for the certificate are those of the baked network, as in the trace.
     stored = {name: t.detach() for name, t in bake(model).state_dict().items() if t.is_floating_point()}
     low = Context(graph, stored)
