@@ -215,6 +215,24 @@ def test_a_constant_that_is_a_lie_is_found_out():
         lipschitz(nn.Sequential(Liar()), torch.rand(1, 3))
 
 
+def test_rounding_inside_a_network_is_no_contradiction():
+    torch.manual_seed(0)
+    first = parametrizations.orthogonal(nn.Linear(8, 8))
+    nn.init.constant_(first.bias, 1e6)
+    last = nn.Linear(8, 8)
+    nn.init.eye_(last.weight)
+    with torch.no_grad():
+        last.bias.copy_(-first.bias)
+    audit = lipschitz(nn.Sequential(first, last), torch.rand(1, 8))
+    assert audit.upper * (1 - 1e-5) < audit.lower <= audit.upper
+
+    class Rounds(nn.Module):
+        def forward(self, x):
+            return 3 * x.double().float()
+
+    assert 2.99 < lipschitz(Rounds(), torch.rand(1, 3)).lower <= 3
+
+
 def test_layers_along_the_batch_axis_are_refused():
     audit = lipschitz(nn.Sequential(MaxMin(dim=0)), torch.rand(2, 3), lower=False)
     assert audit.upper is None
@@ -294,7 +312,7 @@ def test_command_line(tmp_path, capsys):
         "from torch import nn\n"
         "def net():\n    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
         "    nn.init.constant_(net[1].weight, 0.1)\n    return net\n"
-        "odd = nn.Sequential(nn.Flatten(), nn.Softplus())\nnumber = int\n"
+        "odd = nn.Sequential(nn.Flatten(), nn.Softplus())\nnumber = int\ndef wide(width):\n    return None\n"
     )
     target = ["--input-shape", "3,2,2", "--no-lower"]
     assert cli.run([f"{source}:net", *target]) == 0
@@ -308,6 +326,7 @@ def test_command_line(tmp_path, capsys):
     for wrong, words in [
         ([f"{source}:nothing", *target], "expected .* to have 'nothing'"),
         ([f"{source}:number", *target], "to give a torch module, got int"),
+        ([f"{source}:wide", *target], "a function without arguments, got: wide"),
         ([f"{source}:net"], "expected --input-shape"),
         ([f"{source}:net", "--input-shape", "a"], "numbers such as 3,32,32"),
         (["no.such.package:net", *target], "expected package.module:name"),

@@ -133,18 +133,24 @@ def _doubles(self, x):
     return x * self.gain
 
 
+def _counts(self, x):
+    self.calls += 1
+    return x * self.calls
+
+
 def _per_batch(self, x):
     return torch.cat([x] * x.shape[0], 1)
 
 
 ANOTHER = [
     (_doubles, "mul.Tensor"),
+    (_counts, "mul.Tensor"),
     (lambda self, x: x * random.random(), "mul.Tensor"),
     (lambda self, x: x * x.shape[0], "mul.Tensor"),
     (lambda self, x: x * torch.arange(len(x))[:, None], "mul.Tensor"),
     (lambda self, x: x[:, None].expand(len(x), len(x), 3), "expand"),
     (lambda self, x: torch.relu(x) if len(x) == 2 else 9 * x, "relu"),
-    (lambda self, x: x.relu().relu() if len(x) == 3 else x.relu(), "relu"),
+    (lambda self, x: x.relu().relu() if len(x) == 4 else x.relu(), "relu"),
     (_per_batch, "cat"),
 ]
 
@@ -152,7 +158,7 @@ ANOTHER = [
 @pytest.mark.parametrize(("forward", "words"), ANOTHER)
 def test_another_program_for_other_batches_or_at_the_next_call(forward, words):
     with pytest.raises(CannotTrace, match=rf"every number of samples, got .*{words}"):
-        trace(module_of(forward), torch.rand(1, 3))
+        trace(module_of(forward, calls=0), torch.rand(1, 3))
 
 
 def test_what_follows_the_batch_by_itself_is_no_other_program():

@@ -276,7 +276,8 @@ def _check(upper: float | None, lower: float | None, rows: tuple[AuditRow, ...])
         if proved is not None and seen is not None and not seen <= proved:
             raise UnsoundBound(
                 f"expected every measured ratio below the proved bound, got {seen} above {proved} for {place}: a rule "
-                "is wrong, or a module states a constant that does not hold; please report it"
+                "is wrong, a module states a constant that does not hold, or numbers inside are so large that rounding "
+                "jumps; please report it"
             )
 
 

@@ -8,7 +8,7 @@ see Note [Leaves] in _leaves.py.
 
 Note [Batch]
     The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
-    vouches for a node only where axis 0 is the batch before and after. A second trace, of three samples, must show the
+    vouches for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
     same program: see _again.py.
 """
 
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
-from onelip.bounds._again import first_difference
+from onelip.bounds._again import LeftNumbers, first_difference
 from onelip.bounds._leaves import Refused, as_one_operation, is_leaf, leaves_are, tensors_of
 from onelip.export import bake
 
@@ -107,14 +107,15 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     paths = [name for name, module in plain.named_modules() if is_leaf(module)]
     leaves = [plain.get_submodule(path) for path in paths]
     running = _running_copy(plain, leaves, paths)
+    left = LeftNumbers(running)
+    graphs: list[Graph] = []
     with torch.no_grad(), leaves_are(leaves):
-        graphs = [
-            _Reader(_export(running, batch), leaves, paths, tuple(batch.shape)).read()
-            for batch in (example[:2], example)
-        ]
+        for batch in (example[:2], example):
+            graphs.append(_Reader(_export(running, batch), leaves, paths, tuple(batch.shape)).read())
+            left.restore()  # torch.export takes back what a forward has assigned
     if (changed := first_difference(*graphs)) is not None:
         raise CannotTrace(
-            "expected the same program at every call and for every number of samples, got another one for three "
+            "expected the same program at every call and for every number of samples, got another one for four "
             f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
             "from working with the length of the batch, and from changing what it reads"
         )
@@ -139,7 +140,7 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
         )
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise CannotTrace("expected no global forward hooks, got some: they may change every layer; remove them")
-    return torch.cat([example, example, example])[:3]
+    return torch.cat([example] * 4)[:4]
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:

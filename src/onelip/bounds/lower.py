@@ -19,6 +19,7 @@ from onelip.geometry import LINEAR_LAYERS
 
 _STEP = 1e-4  # ||x - y|| in the search; small for a derivative, large against rounding
 _ROUNDING = 2.0**-40  # of values; some thousand float64 operations deep
+_SINGLE = 2.0**-20  # of slopes, where a forward works in float32 whatever it is given
 
 _LINEAR = {
     f"aten.{name}"
@@ -132,9 +133,10 @@ def _search(f: Callable[[Tensor], Tensor], x: Tensor, steps: int, generator: tor
             moved = x + _STEP * v
             here, there = f(x), f(moved)
             change = (there - here).detach()
-            best = max(best, _ratio(x.detach(), moved.detach(), here.detach(), there.detach()))
+            ratios = _ratios(x.detach(), moved.detach(), here.detach(), there.detach())
             u = _unit(change)
             (v_next,) = torch.autograd.grad((here * u).sum(), x, retain_graph=True)  # J^T u
+            best = max(best, _best(ratios, v_next.flatten(1).norm(dim=1)))
             (uphill,) = torch.autograd.grad((there * u).sum() - (here * u).sum(), x)
         # Power steps find the direction; every third step also moves the points to where the slope is larger.
         if step % 3 == 2:
@@ -150,11 +152,17 @@ def _unit(x: Tensor) -> Tensor:
     return torch.where((norms > 0) & torch.isfinite(norms), x / norms, 0.0)
 
 
-def _ratio(x: Tensor, y: Tensor, fx: Tensor, fy: Tensor) -> float:
-    """The largest over the samples, less what rounding of the values may have added."""
+def _ratios(x: Tensor, y: Tensor, fx: Tensor, fy: Tensor) -> Tensor:
+    """Of every sample, less what rounding of the values may have added."""
     distance = (y - x).flatten(1).norm(dim=1)
     seen = (fy - fx).flatten(1).norm(dim=1)
     blur = _ROUNDING * (fx.flatten(1).norm(dim=1) + fy.flatten(1).norm(dim=1))
-    ratios = (seen - blur) / distance
+    return (seen - blur) / distance
+
+
+def _best(ratios: Tensor, slopes: Tensor) -> float:
+    """The largest ratio. Large numbers that cancel inside a network, and float32 there, blur it a little: so where it
+    is next to the slope ||J^T u||, which they hardly touch, the smaller one counts. Far from it there is a jump."""
+    ratios = torch.where(ratios <= 1.01 * slopes, torch.minimum(ratios, slopes * (1 - _SINGLE)), ratios)
     ratios = ratios[torch.isfinite(ratios)]
     return max(0.0, float(ratios.max()) * (1 - 1e-9)) if len(ratios) else 0.0
