@@ -10,13 +10,17 @@ from torch import nn
 from onelip.bounds import bound_weight
 from onelip.export import bake
 from onelip.geometry import UnsupportedLayer
-from onelip.methods import cpl, sll
+from onelip.methods import cpl, emma, liresnet, sandwich, sll
+from onelip.methods._method import Step
 from onelip.methods._parametrization import find_parametrization, original_of
 from onelip.methods._potential import ConvexPotential
+from onelip.methods._registry import METHODS as METHODS_BY_NAME
+from onelip.models import create_model
 from onelip.nn._base import UnknownLipschitzConstant
 from onelip.testing import check_contract
+from onelip.testing.norms import exact_norm
 
-METHODS = [module.METHOD for module in (sll, cpl)]
+METHODS = [module.METHOD for module in (sll, cpl, sandwich, liresnet)]
 RESIDUAL = [sll.sll, cpl.cpl]
 DOUBLE = {"dtype": torch.float64}
 
@@ -127,7 +131,129 @@ def test_what_is_not_proved_is_not_stated():
         _ = broken.lipschitz_constant
 
 
+# ---- Sandwich
+
+
+def test_sandwich_is_the_published_formula():
+    layer = sandwich.sandwich(nn.Linear(4, 3, **DOUBLE), lipschitz=2.0)
+    P, x = layer.weight.detach(), randn(5, 4)
+    A, B = P[:, :3], P[:, 3:]
+    torch.testing.assert_close(A @ A.T + B @ B.T, torch.eye(3, **DOUBLE))
+    S, b = randn(3).exp(), randn(3)
+    with torch.no_grad():
+        layer.bias.copy_(S * b)
+    published = math.sqrt(2) * (S * F.relu(math.sqrt(2) * x @ B.T / S + b)) @ A
+    torch.testing.assert_close(layer(x), 2 * published)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (3, 5)])
+def test_sandwich_convolutions_are_two_convolutions_with_relu_between(size):
+    layer = sandwich.sandwich(
+        nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular", **DOUBLE), input_size=size, hidden=4
+    ).eval()
+    assert layer(randn(2, 3, *size)).shape == (2, 2, *size)
+    for scale in (0.1, 10.0):
+        norm = torch.linalg.matrix_norm(jacobian(layer, scale * randn(1, 3, *size)), 2)
+        assert norm <= layer.lipschitz_constant <= 1 + 1e-9
+    plain = bake(layer)
+    assert plain.lipschitz_constant <= 1 + 1e-6
+    with torch.no_grad():
+        plain.weight.mul_(3)
+    assert 9 <= plain.lipschitz_constant <= 9.001
+    assert float(torch.linalg.matrix_norm(jacobian(plain, randn(1, 3, *size)), 2)) > 2
+
+
+def test_the_bound_of_sandwich_is_attained():
+    layer = bake(sandwich.sandwich(nn.Linear(1, 1, bias=False, **DOUBLE)))
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.0, 2.0]]))  # c^2 = 8, and 2 A B = 8
+    assert float(jacobian(layer, torch.ones(1, 1, **DOUBLE))) == pytest.approx(8.0, rel=1e-15)
+    assert 8 <= layer.lipschitz_constant <= 8 * (1 + 1e-8)
+
+
+def test_sandwich_refuses():
+    with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
+        sandwich.sandwich(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
+    with pytest.raises(UnsupportedLayer, match="groups=1"):
+        sandwich.sandwich(nn.Conv2d(2, 2, 1, groups=2))
+    with pytest.raises(ValueError, match="from 1 to 5, got 6"):
+        sandwich.sandwich(nn.Linear(3, 2), hidden=6)
+    layer = sandwich.sandwich(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), input_size=4)
+    with pytest.raises(ValueError, match=r"expected an input with 2 channels and spatial size \(4, 4\)"):
+        layer(torch.zeros(1, 2, 5, 4))
+
+
+# ---- LiResNet and EMMA
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_liresnet_is_a_residual_layer_in_one_kernel(groups):
+    settings = {"padding": 1, "groups": groups, "bias": False, **DOUBLE}
+    layer = liresnet.liresnet(nn.Conv2d(4, 4, 3, **settings), depth=9, input_size=5)
+    found, K, x = find_parametrization(layer), original_of(layer), randn(2, 4, 5, 5)
+    with torch.no_grad():
+        found.gamma.fill_(1.5)
+    torch.testing.assert_close(layer(x), x + 1.5 / 3 * F.conv2d(x, K, padding=1, groups=groups))
+    layer(x).square().sum().backward()
+    assert found.gamma.grad is not None
+    plain = bake(layer)
+    assert type(plain) is nn.Conv2d
+    torch.testing.assert_close(plain(x), layer(x))
+
+
+def test_liresnet_follows_the_norm_of_the_whole_kernel():
+    plain = nn.Conv2d(3, 3, 3, padding=1, **DOUBLE)
+    with torch.no_grad():
+        plain.weight.abs_()  # one singular value far above the rest
+    layer = liresnet.liresnet(plain, iterations=30, input_size=6)
+    estimate = find_parametrization(layer).estimated_constant(original_of(layer))
+    assert float(estimate.detach()) == pytest.approx(exact_norm(layer, (3, 6, 6)), rel=1e-6)
+    assert find_parametrization(layer).constant_in(torch.float64) is None
+    other = liresnet.liresnet(nn.Conv2d(3, 4, 3, padding=1))
+    assert not isinstance(find_parametrization(other), liresnet.LinearResidual)
+    with pytest.raises(ValueError, match="expected depth"):
+        liresnet.liresnet(nn.Conv2d(3, 3, 3, padding=1), depth=0)
+
+
+def test_emma_is_its_formula():
+    model = nn.Sequential(nn.Linear(3, 3, **DOUBLE))
+    images, labels = randn(4, 3), torch.tensor([0, 2, 1, 1])
+    scores = model(images).detach()
+    step = Step(model, images, labels, scores, 1.0, F.cross_entropy)
+    loss = emma.EMMALoss(epsilon=0.2, overshoot=2.0, floor=0.05)(step)
+    rows = model[0].weight.detach()
+    for n, y in enumerate(labels.tolist()):
+        reach = 0.4 * torch.stack([(rows[y] - rows[i]).norm() for i in range(3)])
+        kappa = [float(min(1, max(0.05, (scores[n, y] - scores[n, i]) / reach[i]))) if i != y else 0 for i in range(3)]
+        shifted = scores[n] + torch.tensor(kappa, **DOUBLE) * reach
+        torch.testing.assert_close(loss[n], shifted.logsumexp(0) - shifted[y])
+
+
+def test_emma_has_a_finite_gradient_where_rows_are_alike():
+    scores = torch.zeros(1, 3, requires_grad=True)
+    emma.emma_scores(scores, torch.tensor([1]), torch.zeros(1, 3)).logsumexp(1).sum().backward()
+    assert bool(scores.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"overshoot": math.nan}, {"ramp": 2.0}, {"floor": -1.0}])
+def test_emma_refuses(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        emma.EMMALoss(**wrong)
+
+
 # ---- refusals, and whole networks
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_models_of_the_paper_can_have_them(method, monkeypatch):
+    monkeypatch.setitem(METHODS_BY_NAME, method.name, method)
+    model = create_model("patchwise-tiny", method=method.name, image_size=8, num_classes=4)
+    x = torch.rand(2, 3, 8, 8)
+    assert not torch.allclose(model(x[:1]), model(x[1:]))
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
 
 
 @pytest.mark.parametrize("verb", RESIDUAL)

@@ -36,9 +36,11 @@ class ConvexPotential(LipschitzModule):
     Example:
         >>> layer = ConvexPotential(nn.Linear(2, 1, bias=False))
         >>> _ = nn.init.constant_(layer.weight, 1.0)
-        >>> layer(torch.tensor([[1.0, 0.0]])), round(layer.lipschitz_constant, 6)  # 2 ||V||^2 - 1
-        (tensor([[-1., -2.]]), 3.0)
+        >>> layer(torch.tensor([[1.0, 0.0]])).tolist(), round(layer.lipschitz_constant, 6)  # 2 ||V||^2 - 1
+        ([[-1.0, -2.0]], 3.0)
     """
+
+    bias: nn.Parameter | None
 
     def __init__(self, layer: nn.Module, *, lipschitz: float = 1.0) -> None:
         super().__init__()

@@ -23,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.methods._fourier import SERVED, Maker, replaced
+from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
 from onelip.methods._orthogonal import UNIT64
+from onelip.methods._periodic import SERVED, replaced
 
 
 class BROMaker(Maker):
@@ -95,7 +96,7 @@ def bro(
     """A block reflector in the place of the given layer.
 
     Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods._fourier.FourierConv`. The first columns of the
+    weight, in place; all other convolutions become a `onelip.methods._periodic.FourierConv`. The first columns of the
     layer's weight are what V begins with.
 
     Args:

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelip.methods._fourier import SERVED, Maker, replaced, shrunk
+from onelip.methods._fourier import Maker, shrunk
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._orthogonal import UNIT64, of_moderate_size
+from onelip.methods._periodic import SERVED, replaced
 
 # alpha up to this times sqrt(columns): beyond, singular values are next to -1 anyway, and the solver would lose digits.
 _LARGEST_SCALE = 16.0
@@ -66,7 +67,7 @@ def cayley(layer: nn.Module, *, input_size: int | Sequence[int] | None = None, l
     """An orthogonal layer by the Cayley transform in the place of the given one.
 
     Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods._fourier.FourierConv`. The layer's weight is kept
+    weight, in place; all other convolutions become a `onelip.methods._periodic.FourierConv`. The layer's weight is kept
     as what is transformed.
 
     Args:

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.methods._fourier import SERVED, Maker, replaced, shrunk
+from onelip.methods._fourier import Maker, shrunk
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._orthogonal import UNIT64
+from onelip.methods._periodic import SERVED, replaced
 
 # Norm of what is exponentiated, at most this times sqrt(channels) in the Frobenius norm: every unitary matrix is the
 # exponential of one whose norm is at most pi.
@@ -72,7 +73,7 @@ def eco(layer: nn.Module, *, input_size: int | Sequence[int] | None = None, lips
     """An ECO layer in the place of the given one.
 
     Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods._fourier.FourierConv`. The skew part of the
+    weight, in place; all other convolutions become a `onelip.methods._periodic.FourierConv`. The skew part of the
     layer's weight is what is exponentiated at first.
 
     Args:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelip.methods._fourier import SERVED, Maker, replaced
+from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
 from onelip.methods._orthogonal import check_steps, excess_of_last_step
+from onelip.methods._periodic import SERVED, replaced
 
 
 class LOTMaker(Maker):
@@ -53,7 +54,10 @@ class LOTMaker(Maker):
             return self.forward(M.mH).mH
         X = M * _inverse_root(_divisor(M.mH @ M))[:, None, None]
         for _ in range(self.steps):
-            X = torch.baddbmm(X, X, X.mH @ X, beta=1.5, alpha=-0.5)
+            G = X.mH @ X
+            X = torch.baddbmm(X, X, G, beta=1.5, alpha=-0.5)
+            if _was_near(G):
+                break
         return X
 
     def excess(self) -> float:
@@ -65,6 +69,16 @@ def _divisor(G: Tensor) -> Tensor:
     mean = G.diagonal(dim1=-2, dim2=-1).real.mean(-1)
     bound = torch.minimum(torch.linalg.matrix_norm(G), G.abs().sum(-1).amax(-1))
     return torch.maximum(mean, bound / 2)
+
+
+@torch.no_grad()
+def _was_near(G: Tensor) -> bool:
+    """Whether the step from X with G = X* X gave an orthogonal matrix to the precision of its type: steps square the
+    distance. The authors begin with the identity, so this saves most steps of most of the training."""
+    if G.device.type != "cpu" or torch.compiler.is_compiling():
+        return False  # to look at a value would stall a GPU, and a compiler cannot
+    distance = torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype))
+    return bool((distance <= torch.finfo(G.dtype).eps ** 0.5).all())
 
 
 def _inverse_root(square: Tensor) -> Tensor:
@@ -83,12 +97,12 @@ def lot(
     """A LOT layer in the place of the given one.
 
     Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods._fourier.FourierConv`. The layer's weight is kept
+    weight, in place; all other convolutions become a `onelip.methods._periodic.FourierConv`. The layer's weight is kept
     as V.
 
     Args:
         layer: Linear, Conv1d, Conv2d or Conv3d.
-        steps: of the iteration, the same in training and evaluation.
+        steps: of the iteration at most; it ends early where the matrices are orthogonal.
         input_size: spatial size of the images; needed by convolutions that are not dense.
         lipschitz: the constant to guarantee instead of 1.
 

@@ -51,7 +51,7 @@ def read_header(path: Path, format: str) -> Header:
             tensors = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: expected a file of the run, got none") from error
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: replaced by another while it is opened
         raise CheckpointError(
             f"{path}: expected a whole file, got a damaged or truncated one ({error}); restore it from a copy, or "
             "start a new run"

@@ -1,0 +1,491 @@
+"""`onelip compare`: one budget for all, rows that are kept, failures that are rows, measures that are right."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from _runs import FORKS, same_bytes
+from rich.console import Console
+from torch import nn
+
+from onelip.cli.compare import run as command
+from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, spectrum, stepping
+from onelip.compare import run as run_module
+from onelip.compare.memory import peak_mebibytes
+from onelip.compare.plan import choose_methods
+from onelip.compare.table import rounded_up
+from onelip.data import load_data
+from onelip.export import bake
+from onelip.methods.sll import sll
+from onelip.testing import exact_jacobian
+from onelip.training import Diverged, Recipe, RecipeError, RunError, Stopped, files, load_run, read_config
+from onelip.training.run_directory import RunDirectory
+
+OPTIONS = ("channels=8", "width=2", "convs=1", "linears=1")
+SHARED = Recipe(data="digits", model="patchwise-tiny", model_options=OPTIONS, batch_size=50, lr=0.05, threads=1)
+INTERLEAVED = stepping.interleaved
+FAILS = "lln"  # serves dense layers only, and the network has convolutions
+
+
+def small_data():
+    digits = load_data("digits")
+    return dataclasses.replace(
+        digits,
+        train_images=digits.train_images[:200],
+        train_labels=digits.train_labels[:200],
+        test_images=digits.test_images[:60],
+        test_labels=digits.test_labels[:60],
+    )
+
+
+def plan_of(methods, budget="2ep", **changes):
+    return Plan.make(methods, budget=budget, recipe=SHARED.replace(**changes))
+
+
+def nothing_measured(*args, **settings):
+    nothing = {"ratio": None, "proved": None, "why": "a test"}
+    return dict.fromkeys(("step", "memory", "inference", "constant", "singular_values"), nothing)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Measures that take no time, for tests of all else."""
+    monkeypatch.setattr(run_module, "measure", nothing_measured)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A comparison with all that there is, but memory: two methods that work and one that fails."""
+    out = tmp_path_factory.mktemp("comparison") / "first"
+    said = io.StringIO()
+    display = run_module.Display(Console(file=said, width=200))
+    with pytest.MonkeyPatch.context() as patch:  # as few rounds as there can be
+        for module in (stepping, measures):
+            patch.setattr(module, "interleaved", lambda one, other, _: INTERLEAVED(one, other, 0.0))
+        plan = plan_of(f"none,{FAILS},aol")
+        record = compare(plan, out, data=small_data(), display=display, memory=False, command="it")
+    return out, record, said.getvalue()
+
+
+# What is asked for.
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs", "seconds"),
+    [("20ep", 20, None), ("90s", None, 90), ("10m", None, 600), (" 1H30m ", None, 5400), ("0.5m", None, 30)],
+)
+def test_budgets(text, epochs, seconds):
+    budget = Budget.parse(text)
+    assert (budget.epochs, budget.seconds) == (epochs, seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0ep", "0s", "-1m", "10", "ep", "10m5", "1.5ep", "nan", "inf", "infs", "10 years"]
+)
+def test_budgets_that_make_no_sense(text):
+    with pytest.raises(RecipeError, match="expected a budget such as 20ep"):
+        Budget.parse(text)
+
+
+def test_names_of_methods():
+    assert choose_methods("soc, aol,soc,none") == ("soc", "aol", "none")
+    assert "aol" in choose_methods("all")
+    assert "none" not in choose_methods("all")
+    with pytest.raises(RecipeError, match=r"got 'bcopp'; did you mean 'bcop'\?"):
+        choose_methods("aol,bcopp")
+    with pytest.raises(RecipeError, match="expected methods such as"):
+        choose_methods(" , ")
+
+
+def test_recipes_differ_in_the_method_and_its_own_numbers_only():
+    plan = plan_of("aol,clipping", seed=3)
+    ours, theirs = (plan.recipe_for(name, 7).to_json() for name in plan.methods)
+    assert {key for key in ours if ours[key] != theirs[key]} == {"method", "momentum", "nesterov", "weight_decay"}
+    assert (theirs["epochs"], theirs["seed"], theirs["momentum"]) == (7, 3, 0.0)
+
+
+def test_epochs_that_fit_into_a_time(monkeypatch):
+    """A step of half a second, four batches an epoch: five epochs in 11 seconds, none in one."""
+    now = [0.0]
+
+    def step(images, labels):
+        now[0] += 0.5
+
+    monkeypatch.setattr(stepping, "training_step", lambda *args: step)
+    monkeypatch.setattr(stepping.time, "perf_counter", lambda: now[0])
+    assert stepping.epochs_within(11.0, SHARED, small_data()) == 5
+    assert stepping.epochs_within(2.0, SHARED, small_data()) == 1
+    with pytest.raises(RunError, match="got about 2 s for one; give a longer --budget"):
+        stepping.epochs_within(1.9, SHARED, small_data())
+    # With three tenths held out three batches are left.
+    assert stepping.epochs_within(11.0, SHARED.replace(validation=0.3), small_data()) == 7
+
+
+# What is measured.
+
+
+def test_a_ratio_is_that_of_the_candidate_to_the_reference():
+    timing = stepping.Timing([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]).to_json()
+    assert timing == {"ratio": 2.0, "seconds": 4.0, "plain_seconds": 2.0, "rounds": 3}
+
+
+@pytest.mark.parametrize(("kernel", "settings"), [(3, {}), (2, {}), (3, {"dilation": 2}), (3, {"groups": 2})])
+def test_fourier_gives_the_singular_values_of_circular_convolutions(kernel, settings):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 2, kernel, padding="same", padding_mode="circular", **settings).double()
+    how, values, shares = spectrum._fourier(layer, (6, 5)) or pytest.fail("refused")
+    wanted = torch.linalg.svdvals(exact_jacobian(layer, (4, 6, 5)))
+    found = values.flatten().repeat_interleave(shares.long())
+    assert how == "Fourier"
+    assert torch.allclose(found.sort(descending=True)[0], wanted, atol=1e-12)
+
+
+def test_windows_that_tile_the_image_have_one_matrix():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 2, stride=2).double()
+    _, values, _ = spectrum._fourier(layer, (4, 4)) or pytest.fail("refused")
+    wanted = torch.linalg.svdvals(exact_jacobian(layer, (2, 4, 4)))
+    assert torch.allclose(values.flatten().repeat(4).sort(descending=True)[0], wanted, atol=1e-12)
+    assert spectrum._fourier(nn.Conv2d(2, 3, 3, stride=2), (4, 4)) is None
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5)])
+def test_lanczos_finds_the_values_of_small_layers(shape):
+    torch.manual_seed(0)
+    layer = nn.Linear(*shape).double()
+    nodes, weights = spectrum._lanczos(layer, torch.zeros(1, shape[0]).double(), shape[1] < shape[0])
+    assert float(weights.sum()) == pytest.approx(spectrum._LANCZOS_VECTORS)
+    wanted = torch.linalg.svdvals(layer.weight).detach()
+    for part in nodes.reshape(spectrum._LANCZOS_VECTORS, -1):
+        assert torch.allclose(part.sort(descending=True)[0], wanted, atol=1e-7)
+
+
+def test_spectra_count_layers_alike_and_leave_the_network_alone():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 8))
+    nn.init.dirac_(model[0].weight)
+    nn.init.zeros_(model[3].weight)
+    found = spectrum.spectrum_of_network(model, torch.rand(1, 1, 2, 2))
+    assert [(layer["layer"], layer["how"]) for layer in found["layers"]] == [("0", "Jacobian"), ("3", "matrix")]
+    assert (found["largest"], found["smallest"], found["mean"]) == (1.0, 0.0, 0.5)
+    assert found["mean_distance_from_1"] == 0.5
+    shares = found["histogram"]["shares"]
+    assert sum(shares) + found["histogram"]["above"] == pytest.approx(1)
+    edges = found["histogram"]["edges"]
+    (place,) = [i for i in range(len(shares)) if edges[i] < 1 < edges[i + 1]]
+    assert shares[place] == shares[0] == pytest.approx(0.5)
+    assert model[0].weight.dtype == torch.float32
+    assert not model[0]._forward_pre_hooks
+
+
+def test_layers_of_other_kinds_are_looked_at_as_a_whole():
+    network = bake(nn.Sequential(sll(nn.Conv2d(2, 2, 3, padding=1))))
+    found = spectrum.spectrum_of_network(network, torch.rand(1, 2, 4, 4))
+    assert [layer["kind"] for layer in found["layers"]] == ["ConvexPotential"]
+    assert found["largest"] <= 1 + 1e-6
+
+
+def test_values_above_the_histogram_are_counted():
+    found = spectrum.summarise(torch.tensor([0.1, 7.0]), torch.tensor([3.0, 1.0]))
+    assert found["histogram"]["above"] == 0.25
+    assert found["quantiles"] == {
+        **dict.fromkeys(("0", "0.05", "0.25", "0.5", "0.75"), pytest.approx(0.1)),
+        "0.95": 7.0,
+        "1": 7.0,
+    }
+
+
+def test_constants_are_printed_rounded_up():
+    for value in (1.0, 1 + 1e-12, 0.9999999, 1234567.8, 3e-7, 12.3456789):
+        assert float(rounded_up(value)) >= value
+    assert rounded_up(1 + 1e-12) == "1.00001"
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    assert 0.5 < peak_mebibytes(SHARED.replace(method="none", batch_size=500), 10, (1, 8, 8)) < 1000
+
+
+def test_memory_ratios(monkeypatch):
+    monkeypatch.setattr(measures, "peak_mebibytes", lambda *args: 30.0)
+    data = small_data()
+    assert measures.memory_ratio(SHARED, data, 10.0)["ratio"] == 3.0
+    for twin, why in ((None, "could not be measured"), (0.5, "noise"), (float("nan"), "noise")):
+        found = measures.memory_ratio(SHARED, data, twin)
+        assert found["ratio"] is None
+        assert why in found["why"]
+
+
+def test_a_measure_that_fails_costs_the_row_only_itself():
+    def fail():
+        raise RuntimeError("no such operation")
+
+    assert measures._or_why(fail) == {"ratio": None, "proved": None, "why": "RuntimeError: no such operation"}
+
+
+# The whole.
+
+
+def test_rows_say_everything(finished):
+    out, record, said = finished
+    assert record == json.loads((out / "comparison.json").read_text())
+    assert {"format", "command", "torch", "machine", "plan", "data", "split", "rows"} <= record.keys()
+    assert [row["method"] for row in record["rows"]] == ["none", "aol", FAILS]  # the order of the registry
+    plain, aol, failed = record["rows"]
+    for row in (plain, aol):
+        assert row["status"] == "done"
+        assert row["epochs"] == 2
+        assert row["seconds"] > 0
+        assert len(row["results"]["test"]["cra"]) == 4
+        assert row["results"]["test"]["images"] == 60
+        assert "per_class" not in row["results"]["test"]
+        for measured in ("step", "inference"):
+            assert row[measured]["why"] is None
+            assert row[measured]["ratio"] > 0
+        assert row["memory"]["ratio"] is None
+        assert row["singular_values"]["layers"]
+        # Proved of the stored weights: no layer's product can be below the largest singular value of the network.
+        bound = row["constant"]["proved"]
+        network = load_run(out / row["run"]).plain
+        x = small_data().test_images[:1].float() / 255
+        jacobian = torch.autograd.functional.jacobian(network.double(), x.double()).reshape(10, 64)
+        assert float(torch.linalg.matrix_norm(jacobian, 2)) <= bound
+    assert aol["constant"]["proved"] <= 1 + 1e-6
+    assert aol["guarantee"] == "proved"
+    assert aol["singular_values"]["largest"] <= 1 + 1e-6
+    assert set(plain["results"]["test"]["cra"].values()) == {None}  # nobody vouches by construction
+    assert failed["status"] == "failed"
+    assert "serves Linear" in failed["why"]
+    assert f"[2/3] {FAILS}: FAILED: expected a method that serves Conv2d" in said
+    assert read_config(RunDirectory(out / "aol")).recipe == plan_of("aol").recipe_for("aol", 2)
+
+
+def test_table_and_page_have_a_row_for_each(finished):
+    out, record, _ = finished
+    console = Console(file=io.StringIO(), width=80)
+    for table in comparison_tables(record):
+        console.print(table)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for word in ("none", "aol", "failed", "epochs", "accuracy", "36/255", "step", "memory", "predict", "constant"):
+        assert word in text
+    page = (out / "index.html").read_text()
+    assert page == render_page(record)
+    assert page.count("<tr>") == 4
+    assert page.count("<svg") == 2
+    for word in (
+        "aol",
+        "none",
+        "failed: expected a method that serves Conv2d",
+        "CRA 36/255",
+        "constant",
+        "<li><code>it",
+    ):
+        assert word in page
+    assert "http" not in page  # it needs nothing from elsewhere
+    assert "src=" not in page
+
+
+def test_pages_escape_what_is_not_ours(finished):
+    _, record, _ = finished
+    row = {**record["rows"][-1], "why": "<script>alert(1)</script>"}
+    page = render_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
+    assert "<script>alert" not in page
+    assert "--out &#39;&lt;b&gt;" in page
+    assert "No method has ended" in render_page({**record, "rows": []})
+
+
+def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):
+    out, before, _ = finished
+    trained = []
+    real = run_module.train
+    monkeypatch.setattr(
+        run_module, "train", lambda recipe, *a, **k: trained.append(recipe.method) or real(recipe, *a, **k)
+    )
+    record = compare(plan_of(f"aol,{FAILS},clipping"), out, data=small_data(), memory=False, command="again")
+    assert trained == ["clipping"]
+    assert record["commands"] == ["it", "again"]
+    assert [row["method"] for row in record["rows"]] == ["none", "clipping", "aol", FAILS]
+    assert [row for row in record["rows"] if row["method"] != "clipping"] == before["rows"]
+
+
+def test_failed_methods_are_tried_again_if_asked(tmp_path, monkeypatch, quick):
+    tried = []
+
+    def diverge(recipe, *args, **settings):
+        tried.append(recipe.method)
+        raise Diverged("expected a finite loss, got nan: the run has diverged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "train", diverge)
+        for retry in (False, False, True):
+            record = compare(plan_of("aol"), tmp_path, data=small_data(), retry=retry, memory=False)
+    assert tried == ["aol", "aol"]
+    assert [(row["status"], row["why"].endswith("diverged")) for row in record["rows"]] == [("failed", True)]
+    record = compare(plan_of("aol"), tmp_path, data=small_data(), retry=True, memory=False)
+    assert [row["status"] for row in record["rows"]] == ["done"]
+
+
+def test_a_real_divergence_is_a_row(tmp_path):
+    record = compare(plan_of("none", lr=1e30), tmp_path, data=small_data(), memory=False)
+    assert record["rows"][0]["status"] == "failed"
+    assert "diverged" in record["rows"][0]["why"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "budget", "message"),
+    [
+        ({"model": "aol-fc"}, "2ep", "own model 'patchwise-tiny', got 'aol-fc'"),
+        ({"data": "cifar10"}, "2ep", "own data 'digits', got 'cifar10'"),
+        ({"seed": 1}, "2ep", "own seed 0, got 1"),
+        ({}, "3ep", "own budget '2ep', got '3ep'"),
+        ({}, "3s", "own budget '2ep', got '3s'"),
+    ],
+)
+def test_another_comparison_is_refused(finished, changes, budget, message):
+    with pytest.raises(RecipeError, match=f"{message}.*choose another --out"):
+        compare(plan_of("aol", budget, **changes), finished[0], data=small_data())
+
+
+def test_directories_that_hold_other_things_are_refused(finished, tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    for where, message in (
+        (tmp_path, "with other files"),
+        (tmp_path / "thesis.txt", "got a file"),
+        (finished[0] / "aol", "other"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            compare(plan_of("aol"), where, data=small_data())
+    other = dataclasses.replace(small_data(), name="other", class_names=tuple("abcdefghij"))
+    with pytest.raises(RecipeError, match="expected the data of the comparison"):
+        compare(plan_of("aol"), finished[0], data=other)
+    (tmp_path / "comparison.json").write_text("[]")
+    with pytest.raises(RecipeError, match="expected 'onelip comparison 1'"):
+        compare(plan_of("aol"), tmp_path, data=small_data())
+
+
+def test_what_is_wrong_for_all_is_said_at_once(tmp_path):
+    with pytest.raises(RecipeError, match="did you mean 'patchwise-tiny'"):
+        compare(plan_of("aol,soc", model="patchwise-tny"), tmp_path / "new", data=small_data())
+    assert not (tmp_path / "new").exists()
+
+
+def test_two_at_once_are_refused(tmp_path):
+    with run_module._locked(tmp_path), pytest.raises(RunError, match="one that is running"):
+        compare(plan_of("aol"), tmp_path, data=small_data())
+
+
+# Stopping, and going on.
+
+
+def test_a_time_budget_is_cut_into_epochs_once(tmp_path, monkeypatch, quick):
+    monkeypatch.setattr(run_module, "epochs_within", lambda seconds, recipe, data: 3)
+    real = run_module.train
+
+    def stop(recipe, out, **settings):
+        real(recipe, out, **settings)
+        (Path(out) / "results.json").unlink()
+        raise Stopped("stopped", signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "train", stop)
+        with pytest.raises(Stopped):
+            compare(plan_of("aol", "10m"), tmp_path, data=small_data(), memory=False)
+    assert json.loads((tmp_path / "comparison.json").read_text())["rows"] == []  # stopped is not failed
+    monkeypatch.setattr(run_module, "epochs_within", lambda *args: pytest.fail("measured again"))
+    record = compare(plan_of("aol", "600s"), tmp_path, data=small_data(), memory=False)
+    assert [row["epochs"] for row in record["rows"]] == [3]
+
+
+def _killed_while_comparing(out: Path, at: int) -> None:
+    """Dies by SIGKILL in the middle of writing its at-th file."""
+    real, calls = os.replace, []
+
+    def fatal(*arguments):
+        calls.append(arguments)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+
+    files.os.replace = fatal  # the process is its own, and ends
+    run_module.measure = nothing_measured
+    torch.set_num_threads(1)
+    compare(plan_of("clipping,aol"), out, data=small_data(), memory=False)
+
+
+def test_a_killed_comparison_goes_on(finished, tmp_path, quick):
+    """Killed within aol's second epoch: clipping's row is kept, aol goes on and ends as if nothing had been."""
+    out = tmp_path / "killed"
+    process = FORKS.Process(target=_killed_while_comparing, args=(out, 22))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    before = json.loads((out / "comparison.json").read_text())["rows"]
+    assert [row["method"] for row in before] == ["clipping"]
+    assert (out / "aol" / "checkpoint.safetensors").exists()
+    assert not (out / "aol" / "results.json").exists()
+    record = compare(plan_of("clipping,aol"), out, data=small_data(), memory=False)
+    assert [row["status"] for row in record["rows"]] == ["done", "done"]
+    assert record["rows"][0] == before[0]
+    assert same_bytes(out / "aol", finished[0] / "aol")
+
+
+# The command line.
+
+
+@pytest.fixture
+def archive(tmp_path):
+    data = small_data()
+    path = tmp_path / "small.npz"
+    arrays = {
+        name: getattr(data, name).numpy() for name in ("train_images", "train_labels", "test_images", "test_labels")
+    }
+    np.savez(path, **arrays)
+    return path
+
+
+def flags(archive, out, *more):
+    options = ("--model", "patchwise-tiny", "--model-options", *OPTIONS, "--batch-size", "50", "--no-memory")
+    return ["--data", str(archive), *options, "--out", str(out), *more]
+
+
+def test_the_command(archive, tmp_path, capsys, quick):
+    out = tmp_path / "out"
+    assert (
+        command(flags(archive, out, "--methods", f"aol,{FAILS}", "--budget", "1ep", "--validation", "0.2", "--json"))
+        == 0
+    )
+    captured = capsys.readouterr()
+    printed = json.loads(captured.out)
+    assert printed["split"] == "validation"
+    assert set(printed["rows"][0]["results"]) == {"validation", "test"}
+    assert printed["command"].startswith("onelip compare --data ")
+    assert "1 of 2 methods worked" in captured.err
+    assert "[1/2] aol: 1 epochs" in captured.err
+    more = flags(archive, out, "--methods", FAILS, "--budget", "1ep", "--validation", "0.2")
+    assert command(more) == 1  # none of those asked for
+    captured = capsys.readouterr()
+    assert f"{FAILS} failed: expected a method that serves Conv2d" in captured.out
+    assert "0 of 1 methods worked" in captured.err
+
+
+def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):
+    for error, code in ((Stopped("stopped and saved", signal.SIGTERM), 143), (KeyboardInterrupt(), 130)):
+
+        def stop(*args, error=error, **settings):
+            raise error
+
+        monkeypatch.setattr(run_module, "train", stop)
+        assert command(flags(archive, tmp_path / "out", "--methods", "aol", "--budget", "1ep")) == code
+        assert "go on with\n  onelip compare --data" in capsys.readouterr().err
+
+
+def test_help_needs_no_torch():
+    code = "import sys, onelip.cli.compare, onelip.compare.plan; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
