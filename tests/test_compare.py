@@ -168,6 +168,18 @@ def test_lanczos_finds_the_values_of_small_layers(shape):
         assert torch.allclose(part.sort(descending=True)[0], wanted, atol=1e-7)
 
 
+def test_lanczos_differentiates_layers_that_are_not_linear(monkeypatch):
+    torch.manual_seed(0)
+    layer = bake(sll(nn.Linear(6, 6))).double().requires_grad_(False)
+    x = torch.randn(1, 6).double()
+    exact = spectrum.spectrum_of_layer("", layer, x)
+    monkeypatch.setattr(spectrum, "_ENTRIES", 0)
+    found = spectrum.spectrum_of_layer("", layer, x)
+    assert (exact.how, found.how) == ("Jacobian", "Lanczos (estimate)")
+    assert float(found.values.max()) == pytest.approx(float(exact.values.max()), abs=1e-7)
+    assert float(found.values.min()) == pytest.approx(float(exact.values.min()), abs=1e-7)
+
+
 def test_spectra_count_layers_alike_and_leave_the_network_alone():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 8))
     nn.init.dirac_(model[0].weight)

@@ -21,6 +21,7 @@ VERBS = {
     "attack": "try to break certified decisions",
     "audit": "what is proved of a network's Lipschitz constant, node by node",
     "export": "plain weights, ONNX, or a directory for a hub",
+    "compare": "methods side by side, under one budget, in one table and on one page",
     "data": "data sets: what is there, and fetching",
     "models": "architectures",
     "methods": "ways to make a layer 1-Lipschitz",

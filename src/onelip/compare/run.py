@@ -1,0 +1,266 @@
+"""One method after the other, each an ordinary run in DIR/NAME; rows are kept as they come.
+
+comparison.json   plan, data, machine, command of each session, rows
+index.html        the same to look at
+NAME/             the run of a method, as `onelip train` leaves it
+
+A method whose row is there is not trained again. One that was stopped or killed goes on from its checkpoint. One that
+fails is a row that says why, and the rest goes on.
+"""
+
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onelip._version import __version__
+from onelip.compare.measures import measure, reason
+from onelip.compare.memory import peak_mebibytes
+from onelip.compare.page import render_page
+from onelip.compare.plan import PLAIN, Plan
+from onelip.compare.stepping import epochs_within
+from onelip.data import ImageData, load_data
+from onelip.methods._registry import METHODS
+from onelip.training.build import build_model, load_run
+from onelip.training.display import Display
+from onelip.training.errors import RecipeError, RunError, Stopped
+from onelip.training.files import disk_error, read_json, write_json, write_whole
+from onelip.training.loop import train
+from onelip.training.recipe import Recipe
+from onelip.training.run_directory import RunDirectory, read_config, read_log
+
+FORMAT = "onelip comparison 1"
+
+
+def compare(
+    plan: Plan,
+    out: str | Path,
+    *,
+    data: ImageData | None = None,
+    data_root: str | Path | None = None,
+    display: Display | None = None,
+    memory: bool = True,
+    retry: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """Train and measure the methods of a plan; returns what comparison.json holds.
+
+    Args:
+        plan: what to compare.
+        out: directory; new or empty, or one that holds a comparison of the same plan, to which methods are added.
+        data: the images; loaded by the recipe's name if not given.
+        data_root: where named data sets are looked for.
+        display: shows the progress; None shows nothing.
+        memory: measure the peak of memory, in processes of their own.
+        retry: try those that failed before again.
+        command: what to put down as the command; that of the process if not given.
+
+    Raises:
+        Stopped: after SIGINT or SIGTERM in a training; it goes on by the same command.
+        RecipeError: if the plan makes no sense for any method, or the directory holds something else.
+    """
+    out, shown = Path(out), display or Display(None)
+    kept = _read_kept(out, plan)
+    data = load_data(plan.recipe.data, data_root) if data is None else data
+    _check_fits(plan, data)
+    with _locked(out):
+        record = _begin(plan, data, kept, command or shlex.join(sys.argv))
+        _write(out, record)
+        for number, method in enumerate(plan.methods, start=1):
+            title = f"[{number}/{len(plan.methods)}] {method}"
+            before = _find(record, method)
+            if before is not None and (before["status"] == "done" or not retry):
+                shown.say(f"{title}: {_told_again(before)}")
+                continue
+            _replace(record, _row(plan, method, out, data, record, memory, shown, title))
+            _write(out, record)
+    return record
+
+
+def _row(
+    plan: Plan,
+    method: str,
+    out: Path,
+    data: ImageData,
+    record: dict[str, Any],
+    memory: bool,
+    display: Display,
+    title: str,
+) -> dict[str, Any]:
+    run = RunDirectory(out / method)
+    known = METHODS.get(method)
+    head = {
+        "method": method,
+        "title": "torch layers without a method" if known is None else known.title,
+        "guarantee": "none" if known is None else known.guarantee,
+        "run": method,
+    }
+    try:
+        recipe = _decide_recipe(plan, method, run, data, display, title)
+        results = _results(recipe, run, data, display)
+        loaded = load_run(run.path)
+        if memory and "plain_mebibytes" not in record:
+            record["plain_mebibytes"] = _twins_memory(plan, data)
+        found = measure(
+            recipe,
+            plan.plain_twin,
+            loaded.plain,
+            data,
+            twins_memory=record.get("plain_mebibytes"),
+            memory=memory,
+            say=lambda line: display.say(f"{title}: {line}"),
+        )
+    except Stopped:
+        raise
+    except Exception as error:  # refusal, divergence, a full disk, a mistake of ours: the rest goes on
+        why = reason(error)
+        display.say(f"{title}: FAILED: {why}")
+        return {**head, "status": "failed", "why": why}
+    log = read_log(run)
+    return {
+        **head,
+        "status": "done",
+        "why": None,
+        "epochs": recipe.epochs,
+        "seconds": sum(line["seconds"] for line in log),
+        "train_loss": log[-1]["train_loss"] if log else None,
+        "results": {name: _without_classes(part) for name, part in results.items()},
+        **found,
+        "recipe": recipe.to_json(),
+    }
+
+
+def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, display: Display, title: str) -> Recipe:
+    """The recipe that the run has begun with, or a new one; by a budget of time its epochs are measured first."""
+    epochs = plan.budget.epochs
+    if run.config.exists():
+        kept = read_config(run).recipe
+        wanted = plan.recipe_for(method, kept.epochs if epochs is None else epochs)
+        wanted.check_continues(kept)
+        display.say(f"{title}: {kept.epochs} epochs, begun before")
+        return wanted
+    wanted = plan.recipe_for(method, epochs or 1)
+    if epochs is None:
+        assert plan.budget.seconds is not None
+        display.say(f"{title}: measuring how many epochs fit into {plan.budget.text}")
+        wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
+    display.say(f"{title}: {wanted.epochs} epochs")
+    return wanted
+
+
+def _results(recipe: Recipe, run: RunDirectory, data: ImageData, display: Display) -> dict[str, Any]:
+    if run.results.exists():  # written last: the run has ended
+        return read_json(run.results)
+    return train(recipe, run.path, resume=run.config.exists(), data=data, display=display)
+
+
+def _twins_memory(plan: Plan, data: ImageData) -> float | None:
+    try:
+        return peak_mebibytes(plan.plain_twin, data.num_classes, data.shape)
+    except RunError:
+        return None
+
+
+def _without_classes(part: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "per_class"}  # the run's own results.json has them
+
+
+def _check_fits(plan: Plan, data: ImageData) -> None:
+    """What is wrong without any method is wrong with all: say it before anything is trained."""
+    with torch.random.fork_rng(devices=[]):
+        build_model(plan.plain_twin, data.num_classes, data.shape)
+
+
+def _read_kept(out: Path, plan: Plan) -> dict[str, Any] | None:
+    path = out / "comparison.json"
+    if path.exists():
+        kept = read_json(path)
+        if not isinstance(kept, dict) or kept.get("format") != FORMAT:
+            raise RecipeError(f"{path}: expected {FORMAT!r}, got another file; choose another --out")
+        plan.check_continues(kept.get("plan"), str(out))
+        return kept
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"{out}: expected a directory, got a file; choose another --out")
+    if out.is_dir() and any(entry.name != ".lock" for entry in out.iterdir()):
+        raise RecipeError(
+            f"{out}: expected a new or empty directory, or one that holds a comparison, got one with other files; "
+            "choose another --out"
+        )
+    return None
+
+
+def _begin(plan: Plan, data: ImageData, kept: dict[str, Any] | None, command: str) -> dict[str, Any]:
+    if kept is not None and kept["data"]["fingerprint"] != data.fingerprint:
+        raise RecipeError(
+            f"{data.source}: expected the data of the comparison (fingerprint {kept['data']['fingerprint'][:12]}…), "
+            f"got other data ({data.fingerprint[:12]}…); choose another --out"
+        )
+    before = kept or {}
+    commands = [*before.get("commands", []), command]
+    memory = {"plain_mebibytes": before["plain_mebibytes"]} if before.get("plain_mebibytes") is not None else {}
+    return {
+        "format": FORMAT,
+        "command": commands[-1],
+        "commands": list(dict.fromkeys(commands)),
+        "onelip": __version__,
+        "torch": torch.__version__,
+        "threads": plan.recipe.threads or torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "plan": plan.to_json(),
+        "split": "validation" if plan.recipe.validation else "test",
+        "data": {
+            "name": data.name,
+            "fingerprint": data.fingerprint,
+            "shape": list(data.shape),
+            "classes": data.num_classes,
+        },
+        **memory,
+        "rows": list(before.get("rows", [])),
+    }
+
+
+def _write(out: Path, record: dict[str, Any]) -> None:
+    write_json(out / "comparison.json", record)
+    write_whole(out / "index.html", render_page(record).encode())
+
+
+def _find(record: dict[str, Any], method: str) -> dict[str, Any] | None:
+    return next((row for row in record["rows"] if row["method"] == method), None)
+
+
+def _replace(record: dict[str, Any], row: dict[str, Any]) -> None:
+    """Put a row in; rows stand in the order of the registry, whatever the order of sessions."""
+    order = [PLAIN, *METHODS]
+    rows = [r for r in record["rows"] if r["method"] != row["method"]] + [row]
+    record["rows"] = sorted(rows, key=lambda r: order.index(r["method"]) if r["method"] in order else len(order))
+
+
+def _told_again(row: dict[str, Any]) -> str:
+    if row["status"] == "done":
+        return "done before"
+    return f"failed before, --retry tries it again: {row['why']}"
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep a second comparison out of the directory; the lock ends with the process, however it ends."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = (out / ".lock").open("w")
+    except OSError as error:
+        raise disk_error(error, out) from error
+    with handle:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:
+            pass  # where files cannot be locked, nobody is kept away
+        except BlockingIOError as error:
+            raise RunError(f"{out}: expected a comparison that stands still, got one that is running") from error
+        yield

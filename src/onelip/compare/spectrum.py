@@ -1,0 +1,236 @@
+"""The singular values of a network's layers, as the layers act on the images that reach them.
+
+Measured in float64, not proved: they say how near a layer is to an isometry (mean |s - 1|), and where gradients vanish.
+Of the ways to come by them the first that fits is taken, and said:
+
+    matrix      a dense layer: its weight
+    Jacobian    a layer of few inputs and outputs: its derivative at the input that an image gives, written out
+    Fourier     a convolution of stride 1 on large images: one matrix per frequency. These are the values of the
+                convolution with circular padding; with zero padding they differ at the border
+    Lanczos     anything else: Gauss quadrature of the spectral density of J^T J from random vectors, an estimate
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
+
+_ENTRIES = 2**21  # of a Jacobian that is written out: 1448 x 1448
+_DENSE_SIDE = 4096
+_LANCZOS_STEPS, _LANCZOS_VECTORS = 16, 2
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+# Edges of the histogram; 1 is in the middle of a bin, so that rounding does not divide isometries between two.
+BINS = (0.0, *((2 * i + 1) / 80 for i in range(50)))
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of one layer, with the share that each has; shares add up to 1."""
+
+    name: str
+    kind: str
+    how: str
+    values: Tensor  # (n) float64
+    shares: Tensor  # (n) float64
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers that tell the distribution."""
+        return {"layer": self.name, "kind": self.kind, "how": self.how, **summarise(self.values, self.shares)}
+
+
+def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
+    """Largest, smallest, mean, mean |s - 1|, quantiles and histogram of values with shares.
+
+    Example:
+        >>> found = summarise(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.5]))
+        >>> found["largest"], found["mean"], found["mean_distance_from_1"]
+        (1.0, 0.75, 0.25)
+    """
+    values, order = values.double().sort()
+    shares = shares.double()[order] / shares.double().sum()
+    reached = shares.cumsum(0)
+    # The first value by which so large a share is reached; rounding must not push the last one out.
+    places = [min(int(torch.searchsorted(reached, q - 1e-12)), len(values) - 1) for q in QUANTILES]
+    edges = torch.tensor(BINS, dtype=torch.float64)
+    bins = torch.searchsorted(edges, values, right=True) - 1  # len(edges) - 1 is above the last edge
+    counts = torch.zeros(len(BINS), dtype=torch.float64).index_add_(0, bins.clamp(0, len(BINS) - 1), shares)
+    return {
+        "largest": float(values[-1]),
+        "smallest": float(values[0]),
+        "mean": float((values * shares).sum()),
+        "mean_distance_from_1": float(((values - 1).abs() * shares).sum()),
+        "quantiles": {f"{q:g}": float(values[i]) for q, i in zip(QUANTILES, places, strict=True)},
+        "histogram": {"edges": list(BINS), "shares": counts[:-1].tolist(), "above": float(counts[-1])},
+    }
+
+
+def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
+    """Singular values of all layers of a baked network, and together, where each layer counts the same.
+
+    Args:
+        plain: the baked network; it is left as it is.
+        images: (N, C, H, W) float; the first is the point at which layers that are not linear are differentiated.
+
+    Example:
+        >>> layer = nn.Linear(4, 4)
+        >>> _ = nn.init.eye_(layer.weight)
+        >>> spectrum_of_network(nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2))["mean_distance_from_1"]
+        0.0
+    """
+    found = [spectrum_of_layer(name, layer, x) for name, layer, x in _reached_layers(plain, images[:1])]
+    if not found:
+        raise ValueError("expected a network with layers that have weights, got none")
+    values = torch.cat([s.values for s in found])
+    shares = torch.cat([s.shares / len(found) for s in found])
+    return {**summarise(values, shares), "layers": [s.to_json() for s in found]}
+
+
+def _reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Layers with the first input each is given, in float64, in the order in which they are reached."""
+    model = copy.deepcopy(plain).cpu().double().eval().requires_grad_(False)
+    seen: dict[str, Tensor] = {}
+    layers = dict(_layers("", model))
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.setdefault(name, args[0].detach())
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(remember(name)) for name, layer in layers.items()]
+    with torch.no_grad():
+        model(image.detach().cpu().double())
+    for handle in handles:
+        handle.remove()
+    for name, x in seen.items():
+        yield name, layers[name], x
+
+
+def _layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Torch's linear layers, and modules with matrices or kernels of their own (SOC, SLL, ...); each whole."""
+    own = isinstance(module, LINEAR_LAYERS) or any(p.dim() >= 2 for p in module.parameters(recurse=False))
+    if own:
+        yield name, module
+        return
+    for child, below in module.named_children():
+        yield from _layers(f"{name}.{child}" if name else child, below)
+
+
+def spectrum_of_layer(name: str, layer: nn.Module, x: Tensor) -> Spectrum:
+    """Singular values of the derivative of a layer (float64, eval) at its input x (1, ...)."""
+
+    def made(how: str, values: Tensor, shares: Tensor | None = None) -> Spectrum:
+        values = values.flatten().double()
+        return Spectrum(name, type(layer).__name__, how, values, torch.ones_like(values) if shares is None else shares)
+
+    with torch.no_grad():
+        outputs, inputs = layer(x).numel(), x.numel()
+    if isinstance(layer, nn.Linear) and max(layer.weight.shape) <= _DENSE_SIDE:
+        found = made("matrix", torch.linalg.svdvals(layer.weight))
+    elif outputs * inputs <= _ENTRIES:
+        jacobian: Any = torch.autograd.functional.jacobian(layer, x, vectorize=True)
+        found = made("Jacobian", torch.linalg.svdvals(jacobian.reshape(outputs, inputs)))
+    elif isinstance(layer, nn.Conv2d) and (parts := _fourier(layer, (x.shape[2], x.shape[3]))) is not None:
+        found = made(*parts)
+    else:
+        found = made("Lanczos (estimate)", *_lanczos(layer, x, outputs < inputs))
+    return Spectrum(found.name, found.kind, found.how, found.values, found.shares / found.shares.sum())
+
+
+def _fourier(layer: nn.Conv2d, size: tuple[int, int]) -> tuple[str, Tensor, Tensor] | None:
+    """How, values and shares; None for strides, unless windows tile the image: then one matrix says it all."""
+    try:
+        geometry = geometry_of(layer, size)
+    except UnsupportedLayer:
+        return None
+    tiles = layer.stride == layer.kernel_size and layer.dilation == (1, 1) and layer.padding == (0, 0)
+    kernel = geometry.to_kernel(layer.weight, "inputs")  # (g, rows, columns, taps, taps)
+    if tiles or layer.kernel_size == (1, 1) == layer.stride:
+        values = torch.linalg.svdvals(kernel[..., 0, 0])
+        return "matrix of a window", values, torch.ones(values.numel(), dtype=torch.float64)
+    if layer.stride != (1, 1):
+        return None
+    height, width = size
+    # M_f = sum_t K_t exp(2 pi i <f, d t> / n): singular values do not depend on where t begins. The kernel is real, so
+    # frequencies -f give the same values: half of the last axis, counted twice where f and -f differ.
+    rows = _waves(torch.arange(height), height, kernel.shape[3], layer.dilation[0])
+    half = torch.arange(width // 2 + 1)
+    columns = _waves(half, width, kernel.shape[4], layer.dilation[1])
+    matrices = torch.einsum("grcab,ya,xb->yxgrc", kernel.to(rows.dtype), rows, columns)
+    values = torch.linalg.svdvals(matrices)  # (height, width // 2 + 1, g, n)
+    twice = torch.where((half == 0) | (2 * half == width), 1.0, 2.0).double()
+    exact = layer.padding_mode == "circular"
+    return (
+        "Fourier" if exact else "Fourier (as if circular)",
+        values,
+        twice[None, :, None, None].expand(values.shape).flatten(),
+    )
+
+
+def _waves(frequencies: Tensor, size: int, taps: int, dilation: int) -> Tensor:
+    phases = torch.outer(frequencies.double(), torch.arange(taps).double() * dilation) * (2 * math.pi / size)
+    return torch.polar(torch.ones_like(phases), phases)  # (frequencies, taps)
+
+
+def _lanczos(layer: nn.Module, x: Tensor, is_wide: bool) -> tuple[Tensor, Tensor]:
+    """Nodes sqrt(theta) and weights of Gauss quadrature for J^T J, or J J^T if that is smaller."""
+
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    is_affine = _is_affine(layer, x.shape)
+
+    def forward(v: Tensor) -> Tensor:
+        if is_affine:
+            with torch.no_grad():
+                return layer(x + v) - y
+        return torch.autograd.functional.jvp(layer, x, v)[1]  # type: ignore[return-value]  tensors in, tensors out
+
+    def backward(u: Tensor) -> Tensor:
+        return torch.autograd.grad(y, x, u, retain_graph=True)[0]
+
+    def gram(v: Tensor) -> Tensor:
+        return forward(backward(v)) if is_wide else backward(forward(v))
+
+    shape = y.shape if is_wide else x.shape
+    generator = torch.Generator().manual_seed(0)
+    nodes, weights = [], []
+    for _ in range(_LANCZOS_VECTORS):
+        v = torch.randn(shape, dtype=torch.float64, generator=generator)
+        T = _tridiagonal(gram, v / v.norm())
+        theta, U = torch.linalg.eigh(T)
+        nodes.append(theta.clamp_min(0).sqrt())
+        weights.append(U[0] ** 2)
+    return torch.cat(nodes), torch.cat(weights)
+
+
+@torch.no_grad()
+def _is_affine(layer: nn.Module, shape: torch.Size) -> bool:
+    """Whether f(a + b) = f(a) + f(b) - f(0) for two random points: then one pass gives J v. Seen, not proved."""
+    a, b = torch.randn((2, *shape), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found, wanted = layer(a + b), layer(a) + layer(b) - layer(torch.zeros_like(a))
+    return bool((found - wanted).norm() <= 1e-10 * found.norm())
+
+
+def _tridiagonal(gram: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+    """The matrix of a symmetric operator in its Krylov space from the unit vector v, orthogonalised twice."""
+    basis, diagonal, off = [v.flatten()], [], []
+    for _ in range(_LANCZOS_STEPS):
+        w = gram(basis[-1].reshape(v.shape)).flatten()
+        diagonal.append(float(w @ basis[-1]))
+        B = torch.stack(basis)  # (k, n)
+        for _ in range(2):
+            w = w - B.T @ (B @ w)
+        size = float(w.norm())
+        if not size > 1e-10 * max(1.0, abs(diagonal[0])):  # the space is invariant: for an isometry after one step
+            break
+        off.append(size)
+        basis.append(w / size)
+    k = len(diagonal)
+    beside = torch.tensor(off[: k - 1], dtype=torch.float64)
+    return torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(beside, 1) + torch.diag(beside, -1)
