@@ -35,7 +35,7 @@ Neural networks with a proved Lipschitz constant.
 
 onelip VERB --help tells more. A first run, on digits that come with the package, in about a minute:
 
-  onelip train
+  onelip demo
 """
 
 
