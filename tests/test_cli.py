@@ -81,7 +81,7 @@ def test_help_shows_the_defaults_of_the_preset(capsys):
         (["train", "--schedule", "stpes"], 2, "one-cycle"),
         (["train", "--preset", "papr"], 2, "did you mean 'paper'"),
         (["train", "--model", "patchwise-tyni"], 2, "did you mean 'patchwise-tiny'"),
-        (["train", "--method", "alo"], 2, "did you mean 'aol'"),
+        (["train", "--method", "caley"], 2, "did you mean 'cayley'"),
         (["train", "--data", "digit"], 1, "did you mean 'digits'"),
         (["train", "--device", "tpu"], 2, "expected a device"),
         (["train", "--model-options", "wide=1"], 2, "wide"),

@@ -141,7 +141,7 @@ def test_models_by_recipe():
     ("changes", "shape", "error", "message"),
     [
         ({"model": "aol-smal"}, (3, 32, 32), RecipeError, "did you mean 'aol-small'"),
-        ({"method": "alo"}, (3, 32, 32), RecipeError, "did you mean 'aol'"),
+        ({"method": "caley"}, (3, 32, 32), RecipeError, "did you mean 'cayley'"),
         ({"model_options": ("wide=3",)}, (3, 32, 32), RecipeError, "wide"),
         ({}, (3, 30, 30), ValueError, "multiple of 4"),
     ],
