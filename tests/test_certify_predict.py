@@ -1,5 +1,6 @@
 """Certified prediction as it is called: modes, refusals, results."""
 
+import json
 import math
 
 import pytest
@@ -289,3 +290,16 @@ def test_convolutions_by_another_backend_are_refused(monkeypatch):
 def test_names_of_radii():
     assert [radius_name(r) for r in (36 / 255, 1.0, 0.25, math.pi)] == ["36/255", "1", "1/4", "3.14159"]
     assert radius_fraction(72 / 255) * 255 == 72
+
+
+def test_a_constant_network_is_changed_by_nothing():
+    """In real arithmetic its radii are infinite: they count at every radius, and JSON has no number for them."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.copy_(torch.tensor([1.0, 0.0]))
+    images, labels = torch.rand(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64)
+    found = onelip.certify(model.eval(), images, labels, mode="real-arithmetic")
+    assert found.radii.isinf().all()
+    assert set(found.cra().values()) == {1.0}
+    json.dumps(found.to_json(), allow_nan=False)

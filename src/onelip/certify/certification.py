@@ -1,5 +1,6 @@
 """The result of certified prediction, its table, and how much each part of the proof wins or costs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -56,10 +57,9 @@ class Certification:
         shares = {}
         for radius in radii:
             wanted = radius_fraction(radius)
-            # Sound radii are rounded down and include their end; those of real arithmetic do not.
-            reached = [
-                ok and (Fraction(r) >= wanted if self.mode == "sound" else Fraction(r) > wanted) for ok, r in found
-            ]
+            # Sound radii are rounded down and include their end; those of real arithmetic do not. Python compares a
+            # float with a fraction exactly, and infinity too.
+            reached = [ok and (r >= wanted if self.mode == "sound" else r > wanted) for ok, r in found]
             shares[radius_name(radius)] = sum(reached) / len(found)
         return shares
 
@@ -96,12 +96,13 @@ class Certification:
 
     def to_json(self, radii: Sequence[float] = PAPER_RADII, nominal: float = 1.0) -> dict[str, Any]:
         """Totals; the images themselves are in the tensors, and in a certificate file."""
+        middle = float(self.radii.quantile(0.5))
         totals: dict[str, Any] = {
             "mode": self.mode,
             "images": len(self.classes),
             "certified": self.certified(),
             "constant": self.constant,
-            "median_radius": float(self.radii.quantile(0.5)),
+            "median_radius": middle if math.isfinite(middle) else None,  # a constant network is never changed
             "proof": None if self.proof is None else self.proof.kind,
             "error": None if self.proof is None or self.mode != "sound" else self.proof.error,
         }
