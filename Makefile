@@ -32,6 +32,9 @@ bench: $(READY)      ## speed and memory, as ratios within one run; writes resul
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/inference.py
+	$(BIN)/python benchmarks/epoch.py
+	$(BIN)/python benchmarks/bounds.py
+	$(BIN)/python benchmarks/certify.py
 	$(BIN)/python benchmarks/update_readme.py
 
 check: lint test     ## what a change must pass
