@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import slopes
+from onelip.bounds._rational import up_root
 from onelip.geometry import LINEAR_LAYERS
 from onelip.methods._guards import InputSizeGuard
 from onelip.methods._parametrization import claim_of
@@ -176,7 +177,7 @@ def _max_pool(dims: int) -> _Rule:
         kernel, dilation = _per_axis(module.kernel_size, dims), _per_axis(module.dilation, dims)
         windows = _overlap(kernel, _per_axis(module.stride, dims), dilation)
         why = "windows apart" if windows == 1 else f"a pixel lies in up to {windows} windows"
-        return Vouch(_root_up(windows, 1), why)
+        return Vouch(up_root(Fraction(windows)), why)
 
     return rule
 
@@ -188,18 +189,9 @@ def _avg_pool(dims: int) -> _Rule:
         if module.ceil_mode or getattr(module, "divisor_override", None) or (padded and not module.count_include_pad):
             return Vouch(None, "windows at the border are divided by less; use count_include_pad, no ceil_mode")
         # Schur test: rows sum to 1, columns to at most (windows per pixel) / (window size).
-        return Vouch(_root_up(_overlap(kernel, stride, (1,) * dims), math.prod(kernel)), "Schur test")
+        return Vouch(up_root(Fraction(_overlap(kernel, stride, (1,) * dims), math.prod(kernel))), "Schur test")
 
     return rule
-
-
-def _root_up(numerator: int, denominator: int) -> float:
-    """A float not below the square root of the fraction."""
-    square = Fraction(numerator, denominator)
-    root = math.sqrt(numerator / denominator)
-    while Fraction(root) ** 2 < square:
-        root = math.nextafter(root, math.inf)
-    return root
 
 
 def _adaptive(module: nn.AdaptiveAvgPool2d) -> Vouch:

@@ -33,6 +33,8 @@ class Bjorck(ReshapedOrthogonal):
         lipschitz: the constant that the layer is to have instead of 1.
     """
 
+    title = "Björck"
+
     def __init__(
         self, geometry: Geometry, weight_shape: Sequence[int], *, steps: int = 12, lipschitz: float = 1.0
     ) -> None:
@@ -44,7 +46,7 @@ class Bjorck(ReshapedOrthogonal):
 
     def describe(self) -> str:
         reshaped = f", reshaped kernel / sqrt({self.taps})" if self.taps > 1 else ""
-        return f"Björck, {self.steps} steps{reshaped}"
+        return f"{self.title}, {self.steps} steps{reshaped}"
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, lipschitz={self.lipschitz}"

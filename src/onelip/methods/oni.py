@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import ReshapedOrthogonal, bjorck_steps, check_steps
+from onelip.methods._orthogonal import bjorck_steps
 from onelip.methods._parametrization import attach, weight_of
+from onelip.methods.bjorck import Bjorck
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class ONI(ReshapedOrthogonal):
-    """The map P -> W; `oni` registers it.
+class ONI(Bjorck):
+    """The map P -> W; `oni` registers it. Björck's iteration from another scaling.
 
     Args:
         geometry: how the weight acts, from `onelip.geometry.geometry_of`.
@@ -34,21 +35,15 @@ class ONI(ReshapedOrthogonal):
         lipschitz: the constant that the layer is to have instead of 1.
     """
 
+    title = "ONI"
+
     def __init__(
         self, geometry: Geometry, weight_shape: Sequence[int], *, steps: int = 5, lipschitz: float = 1.0
     ) -> None:
-        super().__init__(geometry, weight_shape, lipschitz=lipschitz)
-        self.steps = check_steps(steps)
+        super().__init__(geometry, weight_shape, steps=steps, lipschitz=lipschitz)
 
     def orthogonal(self, M: Tensor) -> Tensor:
         return bjorck_steps(M, self.steps, scaling="frobenius")
-
-    def describe(self) -> str:
-        reshaped = f", reshaped kernel / sqrt({self.taps})" if self.taps > 1 else ""
-        return f"ONI, {self.steps} steps{reshaped}"
-
-    def extra_repr(self) -> str:
-        return f"steps={self.steps}, lipschitz={self.lipschitz}"
 
 
 def oni(
