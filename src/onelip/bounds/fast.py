@@ -32,7 +32,7 @@ _SIDES = ("inputs", "outputs")
 # Multiplications and additions that each effort may spend: on the second side's Gram operator, and on a power of it.
 _BOTH_SIDES = 4e9
 _POWERS = {"quick": 0.0, "normal": 3e10, "high": 5e11}
-_STEPS = {"quick": 1, "normal": 2, "high": 3}
+_STEPS = {"quick": 1, "normal": 2, "high": 4}
 # Columns up to which a Cholesky decomposition is tried.
 _MATRIX_SIDE = {"quick": 0, "normal": 4096, "high": 16384}
 # Powers of a Gram operator have roots that are float64; beyond these exponents of the largest weight they may not fit.

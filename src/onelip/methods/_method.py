@@ -75,7 +75,9 @@ class Method:
         apply: verb (layer, **options) -> layer: the same, changed in place, or with `replaces` a new module.
         options: keyword settings that the contract test runs besides the defaults.
         replaces: whether `apply` gives a new module instead of a torch layer with another weight.
-        needs_input_size: whether `apply` takes input_size=(height, width) and is better or only possible with it.
+        needs_input_size: whether `apply` is only possible with input_size=(height, width). Methods that only estimate
+            a norm do without: their proofs hold for every size, and on a small image, where zero padding takes much of
+            a kernel's norm (1.5 of 1.6 for 3x3 on 4x4), training would ask for more than evaluation can prove.
         train_equals_eval: whether training and evaluation compute the same function; if not, eval is the sound one.
         paper: its row in the paper's property table.
         hyperparameters: fields of a training Recipe that its authors recommend, used where the user gives none.

@@ -209,16 +209,13 @@ class ReshapedOrthogonal(LipschitzParametrization):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Fill the parameter with an orthogonal matrix, the identity where it is square, spread evenly over the taps.
+        """Fill the parameter with the identity where it is square, else orthogonal columns, on one tap.
 
-        A constant image then keeps its norm: sqrt(T) is attained. On one tap everything would shrink by sqrt(T).
+        Everything shrinks by sqrt(T) then. Spread evenly over the taps a constant image would keep its norm, but a blur
+        in each layer forgets what is to be told apart: after 8 epochs on digits 31 % were right instead of 63 %.
         """
-        if P.is_meta or P.numel() == 0:
-            return
-        tight = self.geometry.to_kernel(tight_weight(self.geometry, self.weight_shape, "inputs"), "inputs")
-        matrix = tight.flatten(2).unflatten(2, (tight.shape[2], -1)).sum(-1)  # (g, rows, columns)
-        spread = matrix.reshape(*matrix.shape, *(1 for _ in tight.shape[3:])).expand(tight.shape)
-        P.copy_(self.geometry.to_weight(spread, "inputs"))
+        if not P.is_meta and P.numel():
+            P.copy_(tight_weight(self.geometry, self.weight_shape, "inputs"))
 
     def constant_in(self, dtype: torch.dtype) -> float:
         """The constant with its rounding: of the last step, and of each entry when it is stored."""

@@ -73,7 +73,8 @@ class PowerIterated(LipschitzParametrization):
         if known is None or known.device != P.device or not torch.equal(known, P.detach()):
             from onelip.bounds import bound_weight
 
-            self._proved = bound_weight(P.detach(), self.geometry).value if bool(P.isfinite().all()) else math.nan
+            is_finite = bool(P.isfinite().all())
+            self._proved = bound_weight(P.detach(), self.geometry, effort="high").value if is_finite else math.nan
             self._proved_for = P.detach().clone()
         return self._proved
 

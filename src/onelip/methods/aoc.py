@@ -104,6 +104,6 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=aoc,
     options=({"steps": 1}, {"lipschitz": 0.5}),
-    hyperparameters={"weight_decay": 0.0},  # only the direction of a matrix matters
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
     note="any stride, groups, dilation, transposed; at least 2 channels",
 )

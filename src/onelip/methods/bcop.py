@@ -110,6 +110,6 @@ METHOD = Method(
     apply=bcop,
     options=({"steps": 1}, {"lipschitz": 0.5}),
     paper=PaperRow(E="no", F="yes", G="yes", M="yes", notes={"E": 4}),
-    hyperparameters={"weight_decay": 0.0},  # only the direction of a matrix matters
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
     note="strides that divide the kernel size; at least 2 channels",
 )

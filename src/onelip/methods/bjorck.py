@@ -94,6 +94,6 @@ METHOD = Method(
     apply=bjorck,
     options=({"steps": 1}, {"steps": 30}, {"lipschitz": 0.5}),
     paper=PaperRow(E="no", F="partly", G="no", M="yes", notes={"E": 4, "F": 2}),
-    hyperparameters={"weight_decay": 0.0},  # only the direction of a matrix matters
+    hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters
     note="order 1; convolutions as reshaped kernels, divided by the root of their overlap",
 )

@@ -106,6 +106,6 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=cholesky,
     options=({"relative": 1e-6}, {"lipschitz": 0.5}),
-    hyperparameters={"weight_decay": 0.0},  # only the direction of a matrix matters
+    hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters
     note="convolutions as reshaped kernels, divided by the root of their overlap",
 )

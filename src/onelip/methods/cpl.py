@@ -76,8 +76,7 @@ METHOD = Method(
     apply=cpl,
     options=({"hidden": 6, "iterations": 3}, {"lipschitz": 0.5}),
     replaces=True,
-    needs_input_size=True,
     train_equals_eval=False,
-    hyperparameters={"lr": 0.01, "weight_decay": 0.0, "schedule": "one-cycle"},
+    hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
     note="residual layer with relu inside; square layers that keep the size; eval mode divides by the proved bound",
 )

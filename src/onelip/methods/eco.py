@@ -104,6 +104,6 @@ METHOD = Method(
     replaces=True,
     needs_input_size=True,
     paper=PaperRow(E="no", F="yes", G="partly", M="yes", notes={"E": 4, "G": 6}),
-    hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
+    hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
     note="taps spread over the image, made for one size; filled up to a multiple of the kernel's size",
 )

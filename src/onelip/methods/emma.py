@@ -88,10 +88,9 @@ METHOD = Method(
     guarantee="none",
     layers=LINEAR_LAYERS,
     apply=track,
-    needs_input_size=True,
     loss=EMMALoss,
     term_options=("epsilon", "begin", "overshoot", "ramp", "floor"),
     certificate="pairs",
-    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.02, "weight_decay": 0.0},
+    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.002, "weight_decay": 0.0},
     note="bound of the stored weights in evaluation, per pair of classes",
 )

@@ -88,11 +88,10 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=track,
     options=({"iterations": 1},),
-    needs_input_size=True,
     paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
     loss=GloRoLoss,
     term_options=("epsilon", "form", "weight", "ramp", "overshoot"),
     certificate="pairs",
-    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.02, "weight_decay": 0.0},
+    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.01, "weight_decay": 0.0},
     note="bound of the stored weights in evaluation, per pair of classes",
 )

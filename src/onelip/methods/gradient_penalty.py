@@ -94,6 +94,6 @@ METHOD = Method(
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
     penalty=MarginGradientPenalty,
     term_options=("weight", "one_sided"),
-    hyperparameters={"weight_decay": 0.0},
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
     note="bound of the stored weights in evaluation",
 )

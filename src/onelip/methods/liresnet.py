@@ -139,10 +139,9 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=liresnet,
     options=({"depth": 1, "iterations": 1},),
-    needs_input_size=True,
     loss=EMMALoss,
     term_options=("epsilon", "begin", "overshoot", "ramp", "floor"),
     certificate="pairs",
-    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.02, "weight_decay": 0.0},
+    hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.005, "weight_decay": 0.0},
     note="kernel I + gamma K / sqrt(depth); bound of the stored weights in evaluation, per pair of classes",
 )

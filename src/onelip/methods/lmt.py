@@ -76,7 +76,6 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=track,
     options=({"iterations": 1},),
-    needs_input_size=True,
     paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
     loss=LipschitzMargin,
     term_options=("radius", "ramp", "per_pair"),

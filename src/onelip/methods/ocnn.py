@@ -85,6 +85,6 @@ METHOD = Method(
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
     penalty=OrthogonalityPenalty,
     term_options=("weight", "skip_first"),
-    hyperparameters={"weight_decay": 0.0},
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
     note="bound of the stored weights in evaluation",
 )

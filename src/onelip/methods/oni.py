@@ -86,6 +86,6 @@ METHOD = Method(
     apply=oni,
     options=({"steps": 2}, {"lipschitz": 0.5}),
     paper=PaperRow(E="no", F="partly", G="yes", M="yes", notes={"F": 2}),
-    hyperparameters={"weight_decay": 0.0},  # only the direction of a matrix matters
+    hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters
     note="convolutions as reshaped kernels, divided by the root of their overlap",
 )

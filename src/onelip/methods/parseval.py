@@ -24,6 +24,7 @@ from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._parametrization import attach, weight_of, working_type
 from onelip.methods._projection import Projection, project_step
+from onelip.methods._tight import tight_weight
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -73,12 +74,9 @@ class Parseval(Projection):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Orthonormal rows or columns, as the paper begins."""
+        """Orthonormal rows or columns, as the paper begins; on one tap, where they keep what images differ in."""
         if not P.is_meta and P.numel():
-            M = self._matrix(P).contiguous()
-            for matrix in M:
-                nn.init.orthogonal_(matrix)
-            P.copy_(self._weight(M, P))
+            P.copy_(tight_weight(self.geometry, self.weight_shape, "inputs"))
 
     def describe(self) -> str:
         return "Parseval (rows drawn towards orthonormal ones)"
@@ -118,6 +116,6 @@ METHOD = Method(
     options=({"beta": 0.1},),
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
     after_step=project_step,
-    hyperparameters={"weight_decay": 0.0},
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
     note="bound of the stored weights in evaluation",
 )

@@ -200,6 +200,6 @@ METHOD = Method(
     options=({"hidden": 2}, {"lipschitz": 0.5}),
     replaces=True,
     needs_input_size=True,
-    hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
+    hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
     note="two maps with relu between; convolutions circular, made for one image size",
 )

@@ -87,6 +87,6 @@ METHOD = Method(
     apply=sll,
     options=({"hidden": 6}, {"lipschitz": 0.5}),
     replaces=True,
-    hyperparameters={"lr": 0.01, "weight_decay": 0.0, "schedule": "one-cycle"},
+    hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
     note="residual layer with relu inside; square layers that keep the size",
 )

@@ -131,9 +131,9 @@ METHOD = Method(
     layers=LINEAR_LAYERS,
     apply=spectral_norm,
     options=({"iterations": 3}, {"lipschitz": 0.5}),
-    needs_input_size=True,
     train_equals_eval=False,
     paper=_PAPER,
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a weight matters
     note="eval mode divides by the proved bound",
 )
 
@@ -145,5 +145,6 @@ RESHAPED = Method(
     layers=LINEAR_LAYERS,
     apply=spectral_norm_reshaped,
     train_equals_eval=False,
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
     note="training may stretch by sqrt(taps); eval mode divides by the proved bound",
 )

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from onelip.geometry import UnsupportedLayer
+from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
 from onelip.methods._parametrization import find_parametrization, original_of
 from onelip.methods._registry import get_method
+from onelip.methods._tight import tight_weight
 from onelip.methods.last_layer import lln
 from onelip.nn import AOLConv2d, AOLLinear, ConcatenationPool2d, FirstChannels, MaxMin, PadChannels
 
@@ -178,6 +179,10 @@ class LayerFactory:
         reset = getattr(found, "reset", None)
         if callable(reset):  # as the method's authors begin
             reset(original_of(made))
+        elif found is None and isinstance(made, LINEAR_LAYERS):
+            # Free weights, of a method that acts on the loss alone. Those that torch begins with take half of the norm
+            # in each layer, and the paper's networks are deep, without normalisation.
+            made.weight.data.copy_(tight_weight(geometry_of(made), tuple(made.weight.shape), "inputs"))
         return made
 
 

@@ -208,7 +208,7 @@ def _train(
             raise _diverged(run, f"expected finite weights after epoch {at.epoch + 1}, got NaN or infinity")
         if log is not None:
             plain = bake(model)
-            known = constants_of(model, plain, recipe, data.shape, effort="quick")
+            known = constants_of(model, plain, recipe, data.shape)
             found = evaluate(
                 plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
             )
@@ -237,7 +237,7 @@ def _train(
         log.close()
         plain = bake(model)
         save_weights(run, model, plain)
-        known = constants_of(model, plain, recipe, data.shape)
+        known = constants_of(model, plain, recipe, data.shape, effort="high")
         for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
             found = evaluate(
                 plain,

@@ -1,0 +1,88 @@
+"""Which learning rate each method likes best: digits, images held out, 8 epochs.
+
+    python benchmarks/learning_rates.py                     # all methods; rows are kept as they come, and gone on with
+    python benchmarks/learning_rates.py --methods sll,cpl --rates 0.03 0.3
+
+A method's `hyperparameters` rest on results/learning_rates.json. CRA at 36/255 of the images held out decides; the test
+images are not looked at.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from onelip.data import load_data
+from onelip.methods._registry import METHODS
+from onelip.training import Stopped, preset, train
+from onelip.training.presets import with_method
+
+OUT = Path(__file__).parents[1] / "results" / "learning_rates.json"
+RATES = (0.02, 0.1, 0.5)
+EPOCHS = 8
+VALIDATION = 0.2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--show", action="store_true", help="only print the table of what is there")
+    args = parser.parse_args()
+    if args.show:
+        return show(json.loads(args.out.read_text()))
+    record = json.loads(args.out.read_text()) if args.out.exists() else begun()
+    data = load_data("digits")
+    for method in args.methods.split(","):
+        for rate in args.rates:
+            if any((row["method"], row["lr"]) == (method, rate) for row in record["rows"]):
+                continue
+            row = {"method": method, "lr": rate, **held_out(method, rate, data)}
+            record["rows"].append(row)
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(row, flush=True)
+    show(record)
+
+
+def begun() -> dict:
+    return {
+        "what": f"digits, patchwise-tiny, {EPOCHS} epochs, {VALIDATION:.0%} held out; CRA at 36/255 of those",
+        "command": "python " + " ".join(["benchmarks/learning_rates.py", *sys.argv[1:]]),
+        "rows": [],
+    }
+
+
+def held_out(method: str, rate: float, data) -> dict:  # noqa: ANN001
+    recipe = with_method(preset("digits"), method).replace(lr=rate, epochs=EPOCHS, validation=VALIDATION)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            train(recipe, Path(folder) / "run", data=data)
+        except Stopped:
+            raise SystemExit("stopped; the same command goes on") from None
+        except Exception as error:  # a rate at which a run diverges is an answer, too
+            return {"failed": f"{type(error).__name__}: {error}"[:200]}
+        log = [json.loads(line) for line in (Path(folder) / "run" / "log.jsonl").read_text().splitlines()]
+    return {"log": log[-1], "seconds": round(time.perf_counter() - began, 1)}
+
+
+def show(record: dict) -> None:
+    """One line for each method: CRA at 36/255 of the images held out, by learning rate."""
+    rates = sorted({row["lr"] for row in record["rows"]})
+    print("method".ljust(24) + "".join(f"{rate:>8g}" for rate in rates))
+    for method in dict.fromkeys(row["method"] for row in record["rows"]):
+        found = {row["lr"]: row for row in record["rows"] if row["method"] == method}
+        print(method.ljust(24) + "".join(cell(found.get(rate)).rjust(8) for rate in rates))
+
+
+def cell(row: dict | None) -> str:
+    if row is None:
+        return "-"
+    return "failed" if "failed" in row else f"{100 * row['log']['cra']['36/255']:.1f}"
+
+
+if __name__ == "__main__":
+    main()
