@@ -4,8 +4,8 @@
     python benchmarks/methods.py --methods bcop,soc --anew
 
 Two plain networks stand beside each method, in turn with it in one process: the fastest we know (channels_last, MaxMin
-as one function), which is the limit, and plain torch as most would write it (NCHW, MaxMin by maximum and minimum), which
-is what the ratios of public implementations in the reference are relative to. Memory is the growth of the peak in a
+as one function), which is the limit, and plain torch as most would write it (NCHW, MaxMin by maximum and minimum): the
+public implementations were measured against that. Memory is the growth of the peak in a
 process of its own. The last column is how far the network in eval mode is from the one in training mode.
 """
 

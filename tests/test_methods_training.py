@@ -150,6 +150,21 @@ def test_hyperparameters_are_fields_of_a_recipe_and_options_have_a_term(method):
     assert bool(method.term_options) <= bool(method.loss or method.penalty)
 
 
+@pytest.mark.parametrize("method", ["ocnn", "gradient-penalty", "parseval", "lmt", "bjorck"])
+def test_free_weights_begin_with_equal_singular_values(method):
+    """The identity or orthogonal weights on one tap; torch's own would take half of the norm in each layer."""
+    model = onelip.bake(made(method)[1])
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert len(layers) > 3
+    for layer in layers:
+        matrix = layer.weight.detach().double()
+        if matrix.dim() == 4:
+            assert int((matrix != 0).any((0, 1)).sum()) == 1  # one tap
+            matrix = matrix.sum((2, 3))
+        values = torch.linalg.svdvals(matrix)
+        torch.testing.assert_close(values, values[0].expand_as(values), rtol=0, atol=1e-6)
+
+
 def test_free_weights_are_bounded_and_estimates_never_used():
     recipe, model, _ = made("gloro")
     with torch.no_grad():
