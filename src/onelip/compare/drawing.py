@@ -4,7 +4,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-_LEFT, _WIDTH, _LINE = 150, 720, 26  # space for names, whole width, height of a row
+_LEFT, _WIDTH, _LINE = 190, 760, 26  # space for names, whole width, height of a row
 _HUES = ("#222222", "#1b6ca8", "#2a9d6f", "#d08c12", "#b3402a")  # clean, then growing radii; also told apart by shape
 
 
