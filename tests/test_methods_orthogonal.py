@@ -106,6 +106,24 @@ def test_converges_to_the_polar_factor():
         torch.testing.assert_close(bjorck_steps(M[None].float(), 30)[0], U @ Vh, rtol=0, atol=1e-6)
 
 
+def test_derivatives_where_steps_end_early():
+    M = (torch.eye(6, dtype=torch.float64) + 0.02 * randn(6, 6))[None].requires_grad_()
+    assert torch.autograd.gradcheck(lambda M: bjorck_steps(M, 30), M)
+    assert torch.autograd.gradgradcheck(lambda M: bjorck_steps(M, 30), M)
+    g = randn(1, 6, 6)
+    (expected,) = torch.autograd.grad(bjorck_steps(M, 30), M, g)
+    (found,) = torch.autograd.grad(bjorck_steps(M.float(), 30).double(), M, g)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_gram_matrix_of_half_of_the_blocks():
+    X = randn(2, 30, 600)
+    G = _orthogonal.symmetric_gram(X)
+    torch.testing.assert_close(G, X.mT @ X, rtol=0, atol=1e-12)
+    off_diagonal = G.triu(300)
+    assert torch.equal(off_diagonal, G.tril(-300).mT)  # the same bits: multiplied out once
+
+
 def test_stops_where_it_is_orthogonal(monkeypatch):
     Q = torch.linalg.qr(randn(20, 20)).Q[None]
     torch.testing.assert_close(bjorck_steps(Q, 50), Q, rtol=0, atol=1e-13)
@@ -115,7 +133,7 @@ def test_stops_where_it_is_orthogonal(monkeypatch):
     bjorck_steps(Q, 50)
     assert len(taken) == 1
     bjorck_steps(randn(1, 96, 96, dtype=torch.float32), 4)
-    assert [dtype for _, dtype in taken[1:]] == [torch.float32] * 3 + [torch.float64]  # what the bound rests on
+    assert [dtype for _, _, dtype, _ in taken[1:]] == [torch.float32] * 3 + [torch.float64]  # what the bound rests on
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 7), (1, 9, 3)])

@@ -26,6 +26,7 @@ Note [Reshaped kernels]
     its norm is at most sqrt(T) ||M||, attained by a constant kernel. For a strided layer T is prod ceil(k / s).
 """
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Any, Literal
@@ -69,12 +70,34 @@ def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight") -> Tensor:
     at_once = 3 if m >= 2 * n else 1
     X = of_moderate_size(M.to(_step_type(M, at_once)))
     X = X * _inverse_root(_divisor(X.mT @ X, scaling))[:, None, None]
-    taken = 0
-    while taken < steps - 1 and not _is_orthogonal(X, M.dtype):
+    taken, G = 0, symmetric_gram(X)
+    while taken < steps - 1 and not _is_orthogonal(G, M.dtype):
         r = min(at_once, steps - 1 - taken)
-        X = _Step.apply(X, X.dtype) if r == 1 else X @ _step_polynomial(X.mT @ X, r).to(X.dtype)
+        X = _Step.apply(X, G, X.dtype, False) if r == 1 else X @ _step_polynomial(X.mT @ X, r).to(X.dtype)
         taken += r
-    return _Step.apply(X, widest_type(X))
+        G = symmetric_gram(X)
+    return _Step.apply(X, G, widest_type(X), _is_orthogonal(G, M.dtype))
+
+
+@torch.no_grad()
+def symmetric_gram(X: Tensor) -> Tensor:
+    """X^T X for each matrix of X (g, m, n), multiplied out on and above the diagonal only; a constant for derivatives.
+
+    Example:
+        >>> symmetric_gram(torch.tensor([[[1.0, 2.0], [0.0, 3.0]]]))
+        tensor([[[ 1.,  2.],
+                 [ 2., 13.]]])
+    """
+    n = X.shape[-1]
+    count = max(1, min(4, n // 256))
+    edges = [n * i // count for i in range(count + 1)]
+    # Block rows, from the diagonal on; what is left of it is the transpose of blocks above.
+    rows = [X[..., start:stop].mT @ X[..., start:] for start, stop in itertools.pairwise(edges)]
+    whole = [
+        torch.cat([*(rows[j][..., edges[i] - edges[j] : edges[i + 1] - edges[j]].mT for j in range(i)), rows[i]], -1)
+        for i in range(count)
+    ]
+    return whole[0] if count == 1 else torch.cat(whole, -2)
 
 
 def of_moderate_size(M: Tensor) -> Tensor:
@@ -128,27 +151,38 @@ def _inverse_root(square: Tensor) -> Tensor:
 
 
 class _Step(Function):
-    """X (g, m, n) -> X (3/2 I - 1/2 X^T X), computed and returned in a wider type than the derivative needs."""
+    """X (g, m, n) -> X (3/2 I - 1/2 X^T X), computed and returned in a wider type than the derivative needs.
+
+    G is X^T X in the type of X. `is_end` says that it is the identity to half of the type's digits, and one product can
+    be spared in the derivative. Second derivatives take the whole formula.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(X: Tensor, dtype: torch.dtype) -> Tensor:
-        X = X.to(dtype)
-        return X @ _one_step(X.mT @ X)
+    def forward(X: Tensor, G: Tensor, dtype: torch.dtype, is_end: bool) -> Tensor:
+        if dtype != X.dtype:
+            X = X.to(dtype)
+            G = symmetric_gram(X)
+        return X @ _one_step(G)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+        ctx.save_for_backward(*inputs[:2])
+        ctx.is_end = inputs[3]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (X,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        X, G = ctx.saved_tensors
         with full_precision(X.device):
             g = grads[0].to(X.dtype)
             S = X.mT @ g
-            # Of 3/2 X - 1/2 X X^T X, one term for each factor X; written such that it can be differentiated again.
-            return 1.5 * g - 0.5 * (g @ (X.mT @ X) + X @ (S + S.mT)), None
+            if torch.is_grad_enabled():
+                G = X.mT @ X  # such that it can be differentiated again
+            elif ctx.is_end:
+                return torch.baddbmm(g, X, S + S.mT, alpha=-0.5), None, None, None
+            # Of 3/2 X - 1/2 X X^T X, one term for each factor X.
+            return 1.5 * g - 0.5 * (g @ G + X @ (S + S.mT)), None, None, None
 
 
 def _one_step(G: Tensor) -> Tensor:
@@ -166,18 +200,18 @@ def _step_polynomial(G: Tensor, steps: int) -> Tensor:
     return q
 
 
-@torch.no_grad()
-def _is_orthogonal(X: Tensor, dtype: torch.dtype) -> bool:
-    """Whether one more step gives an orthogonal matrix to the precision of the type: it squares the distance."""
-    if X.device.type != "cpu" or torch.compiler.is_compiling():
+def _is_orthogonal(G: Tensor, dtype: torch.dtype) -> bool:
+    """Whether one more step gives an orthogonal matrix to the precision of the type, by G = X^T X: it squares the
+    distance."""
+    if G.device.type != "cpu" or torch.compiler.is_compiling():
         return False  # to look at a value would stall a GPU, and a compiler cannot
-    n = X.shape[-1]
+    n = G.shape[-1]
     room = torch.finfo(dtype).eps ** 0.5
-    # Cheap first: the trace of X^T X misses n by at most sqrt(n) times the distance.
-    if not bool(((X.square().sum((-2, -1)) - n).abs() <= n**0.5 * room).all()):
+    # Cheap first: the trace misses n by at most sqrt(n) times the distance.
+    trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)
+    if not bool(((trace - n).abs() <= n**0.5 * room).all()):
         return False
-    distance = torch.linalg.matrix_norm(X.mT @ X - torch.eye(n, dtype=X.dtype))
-    return bool((distance <= room).all())
+    return bool((torch.linalg.matrix_norm(G - torch.eye(n, dtype=G.dtype)) <= room).all())
 
 
 class ReshapedOrthogonal(LipschitzParametrization):

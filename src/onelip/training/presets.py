@@ -8,9 +8,9 @@ from onelip.training.recipe import Recipe
 _PAPER = Recipe()
 
 # CIFAR-10 within about an hour on two cores. So few passes do not overfit, so colours are left alone and images only
-# mirrored and shifted; one cycle lets the learning rate end at zero. Learning rate and offset were chosen on images held
-# out, with a third of the channels and two epochs (results/short_trials.json): noise in P costs AOL norm in every layer,
-# so a higher rate trains worse, and a smaller offset asks for less margin than there is to be had.
+# mirrored and shifted; one cycle lets the learning rate end at zero. Learning rate and offset were chosen on images
+# held out, with a third of the channels and two epochs (results/short_trials.json): noise in P costs AOL norm in every
+# layer, so a higher rate trains worse, and a smaller offset asks for less margin than there is to be had.
 _SHORT = Recipe(
     epochs=5,
     offset=1.0,

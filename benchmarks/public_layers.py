@@ -1,0 +1,139 @@
+"""A layer of ours in training (forward and backward) against public implementations of the same method.
+
+    pip install --no-deps --target /tmp/public orthogonium deel-torchlip einops
+    PYTHONPATH=/tmp/public python benchmarks/public_layers.py
+
+All of a method's candidates are made in turn, in one process; the ratio is the median of those within a round. The
+others are not dependencies of onelip: rows of libraries that are not there are left out. What they guarantee differs:
+ours divide by proved bounds and make the last step in float64. torchlip leaves most of the derivative out: it takes the
+cubic term of all but the last of fifteen steps as a constant.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+
+import torch
+from _harness import interleaved, publish
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import onelip
+from onelip.methods._parametrization import find_parametrization, original_of
+
+CHANNELS, SIDE, FEATURES = 192, 8, 1024
+Make = Callable[[], nn.Module]
+
+
+def conv(method: str) -> Make:
+    """Our 3x3 convolution of AOL-Small, with the padding that the method has."""
+
+    def make() -> nn.Module:
+        mode = "circular" if method in ("cayley", "sandwich") else "zeros"
+        layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, padding_mode=mode)
+        example = torch.zeros(1, CHANNELS, SIDE, SIDE)
+        return begun(onelip.constrain(nn.Sequential(layer), method, example=example, verbose=False))
+
+    return make
+
+
+def dense(method: str) -> Make:
+    """Our dense layer of AOL-Small."""
+    return lambda: begun(onelip.constrain(nn.Sequential(nn.Linear(FEATURES, FEATURES)), method, verbose=False))
+
+
+def begun(model: nn.Sequential) -> nn.Sequential:
+    """With the weights that the method begins with, as the layers of others have them."""
+    reset = getattr(find_parametrization(model[0]), "reset", None)
+    if reset is not None:
+        reset(original_of(model[0]))
+    return model
+
+
+def public_layers() -> Iterator[tuple[str, str, Make, str, Make]]:
+    """(layer, method, ours, name of theirs, theirs)."""
+    c, image, vector = CHANNELS, "3x3, 192 -> 192", "dense 1024"
+    plain, flat = lambda: nn.Conv2d(c, c, 3, padding=1), lambda: nn.Linear(FEATURES, FEATURES)
+    sn, on_conv = parametrizations.spectral_norm, "torch spectral_norm (of the reshaped kernel)"
+    yield image, "spectral-norm-reshaped", conv("spectral-norm-reshaped"), on_conv, lambda: sn(plain())
+    yield vector, "spectral-norm", dense("spectral-norm"), "torch spectral_norm", lambda: sn(flat())
+    yield (
+        vector,
+        "cayley",
+        dense("cayley"),
+        "torch orthogonal (cayley)",
+        lambda: parametrizations.orthogonal(flat(), orthogonal_map="cayley"),
+    )
+    try:
+        from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
+        from orthogonium.layers.conv.AOL.aol import AOLConv2D
+        from orthogonium.layers.conv.SLL.sll_layer import SDPBasedLipschitzResBlock
+        from orthogonium.legacy.block_ortho_conv import BCOP
+        from orthogonium.legacy.skew_ortho_conv import SOC
+    except ImportError as error:
+        print(f"without orthogonium: {error}")
+    else:
+        yield image, "aol", conv("aol"), "orthogonium AOLConv2D", lambda: AOLConv2D(c, c, 3, padding=1)
+        yield image, "bcop", conv("bcop"), "orthogonium legacy BCOP", lambda: BCOP(c, c, 3)
+        yield image, "aoc", conv("aoc"), "orthogonium AdaptiveOrthoConv2d", lambda: AdaptiveOrthoConv2d(c, c, 3)
+        yield image, "soc", conv("soc"), "orthogonium legacy SOC", lambda: SOC(c, c, 3)
+        yield image, "sll", conv("sll"), "orthogonium SLL", lambda: SDPBasedLipschitzResBlock(c, 1, 3)
+    try:
+        from orthogonium.legacy.cayley_ortho_conv import Cayley
+    except ImportError as error:
+        print(f"without Cayley: {error}")
+    else:
+        yield image, "cayley", conv("cayley"), "orthogonium legacy Cayley", lambda: Cayley(c, c, 3)
+    try:
+        from deel.torchlip import SpectralConv2d, SpectralLinear
+    except ImportError as error:
+        print(f"without torchlip: {error}")
+    else:
+        yield image, "bjorck", conv("bjorck"), "torchlip SpectralConv2d", lambda: SpectralConv2d(c, c, 3, padding=1)
+        yield vector, "bjorck", dense("bjorck"), "torchlip SpectralLinear", lambda: SpectralLinear(FEATURES, FEATURES)
+
+
+def step_of(layer: nn.Module, batch: int, kind: str) -> Callable[[], None]:
+    """Forward and backward, with another weight each time, as training has it."""
+    layer.train()
+    shape = (batch, FEATURES) if kind.startswith("dense") else (batch, CHANNELS, SIDE, SIDE)
+    x = torch.randn(shape)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+        layer.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]  torch has no type for it
+    with torch.no_grad():  # in the middle of training, not where it begins: there iterations end at once
+        for p in layer.parameters():
+            if p.dim() > 1:
+                p.add_(torch.randn_like(p), alpha=0.1 * float(p.norm()) / p.numel() ** 0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(x.requires_grad_()).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--batch", type=int, default=32)
+    args = parser.parse_args()
+    rows = []
+    if not torch.cuda.is_available():
+        # Some of orthogonium's older layers ask for a GPU when they are made; they work without.
+        torch.Tensor.cuda = nn.Module.cuda = lambda self, *args, **kwargs: self
+    for kind, method, ours, name, theirs in public_layers():
+        try:
+            steps = {"ours": step_of(ours(), args.batch, kind), "theirs": step_of(theirs(), args.batch, kind)}
+            times = interleaved(steps, args.rounds)
+            ratio, why = times["theirs"].ratio_to(times["ours"]), ""
+        except Exception as error:  # not ours to mend: the row says so
+            ratio, why = None, f"{type(error).__name__}: {error}"[:100]
+        rows.append({"layer": kind, "method": method, "theirs": name, "theirs / ours": ratio, "why not": why})
+        print(rows[-1], flush=True)
+    publish("public_layers", rows, what=f"forward and backward of a layer in training, batch {args.batch}")
+
+
+if __name__ == "__main__":
+    main()
