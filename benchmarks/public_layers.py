@@ -64,18 +64,18 @@ def public_layers() -> Iterator[tuple[str, str, Make, str, Make]]:
         lambda: parametrizations.orthogonal(flat(), orthogonal_map="cayley"),
     )
     try:
+        from orthogonium.layers.conv.adaptiveSOC import AdaptiveSOCConv2d
         from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
         from orthogonium.layers.conv.AOL.aol import AOLConv2D
         from orthogonium.layers.conv.SLL.sll_layer import SDPBasedLipschitzResBlock
         from orthogonium.legacy.block_ortho_conv import BCOP
-        from orthogonium.legacy.skew_ortho_conv import SOC
     except ImportError as error:
         print(f"without orthogonium: {error}")
     else:
         yield image, "aol", conv("aol"), "orthogonium AOLConv2D", lambda: AOLConv2D(c, c, 3, padding=1)
         yield image, "bcop", conv("bcop"), "orthogonium legacy BCOP", lambda: BCOP(c, c, 3)
         yield image, "aoc", conv("aoc"), "orthogonium AdaptiveOrthoConv2d", lambda: AdaptiveOrthoConv2d(c, c, 3)
-        yield image, "soc", conv("soc"), "orthogonium legacy SOC", lambda: SOC(c, c, 3)
+        yield image, "soc", conv("soc"), "orthogonium AdaptiveSOCConv2d", lambda: AdaptiveSOCConv2d(c, c, 3)
         yield image, "sll", conv("sll"), "orthogonium SLL", lambda: SDPBasedLipschitzResBlock(c, 1, 3)
     try:
         from orthogonium.legacy.cayley_ortho_conv import Cayley
