@@ -10,7 +10,10 @@ cubic term of all but the last of fifteen steps as a constant.
 """
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from _harness import interleaved, publish
@@ -63,33 +66,24 @@ def public_layers() -> Iterator[tuple[str, str, Make, str, Make]]:
         "torch orthogonal (cayley)",
         lambda: parametrizations.orthogonal(flat(), orthogonal_map="cayley"),
     )
-    try:
-        from orthogonium.layers.conv.adaptiveSOC import AdaptiveSOCConv2d
-        from orthogonium.layers.conv.AOC import AdaptiveOrthoConv2d
-        from orthogonium.layers.conv.AOL.aol import AOLConv2D
-        from orthogonium.layers.conv.SLL.sll_layer import SDPBasedLipschitzResBlock
-        from orthogonium.legacy.block_ortho_conv import BCOP
-    except ImportError as error:
-        print(f"without orthogonium: {error}")
-    else:
-        yield image, "aol", conv("aol"), "orthogonium AOLConv2D", lambda: AOLConv2D(c, c, 3, padding=1)
-        yield image, "bcop", conv("bcop"), "orthogonium legacy BCOP", lambda: BCOP(c, c, 3)
-        yield image, "aoc", conv("aoc"), "orthogonium AdaptiveOrthoConv2d", lambda: AdaptiveOrthoConv2d(c, c, 3)
-        yield image, "soc", conv("soc"), "orthogonium AdaptiveSOCConv2d", lambda: AdaptiveSOCConv2d(c, c, 3)
-        yield image, "sll", conv("sll"), "orthogonium SLL", lambda: SDPBasedLipschitzResBlock(c, 1, 3)
-    try:
-        from orthogonium.legacy.cayley_ortho_conv import Cayley
-    except ImportError as error:
-        print(f"without Cayley: {error}")
-    else:
-        yield image, "cayley", conv("cayley"), "orthogonium legacy Cayley", lambda: Cayley(c, c, 3)
-    try:
-        from deel.torchlip import SpectralConv2d, SpectralLinear
-    except ImportError as error:
-        print(f"without torchlip: {error}")
-    else:
-        yield image, "bjorck", conv("bjorck"), "torchlip SpectralConv2d", lambda: SpectralConv2d(c, c, 3, padding=1)
-        yield vector, "bjorck", dense("bjorck"), "torchlip SpectralLinear", lambda: SpectralLinear(FEATURES, FEATURES)
+    conv_layers, legacy = "orthogonium.layers.conv.", "orthogonium.legacy."
+    for method, where, name, make in (
+        ("aol", conv_layers + "AOL.aol", "AOLConv2D", lambda kind: kind(c, c, 3, padding=1)),
+        ("bcop", legacy + "block_ortho_conv", "BCOP", lambda kind: kind(c, c, 3)),
+        ("aoc", conv_layers + "AOC", "AdaptiveOrthoConv2d", lambda kind: kind(c, c, 3)),
+        ("soc", conv_layers + "adaptiveSOC", "AdaptiveSOCConv2d", lambda kind: kind(c, c, 3)),
+        ("sll", conv_layers + "SLL.sll_layer", "SDPBasedLipschitzResBlock", lambda kind: kind(c, 1, 3)),
+        ("cayley", legacy + "cayley_ortho_conv", "Cayley", lambda kind: kind(c, c, 3)),
+        ("bjorck", "deel.torchlip", "SpectralConv2d", lambda kind: kind(c, c, 3, padding=1)),
+    ):
+        yield image, method, conv(method), f"{where.split('.')[0]} {name}", partial(public, where, name, make)
+    linear = partial(public, "deel.torchlip", "SpectralLinear", lambda kind: kind(FEATURES, FEATURES))
+    yield vector, "bjorck", dense("bjorck"), "deel SpectralLinear", linear
+
+
+def public(where: str, name: str, make: Callable[[Any], nn.Module]) -> nn.Module:
+    """A layer of a library that need not be there."""
+    return make(getattr(importlib.import_module(where), name))
 
 
 def step_of(layer: nn.Module, batch: int, kind: str) -> Callable[[], None]:
@@ -122,10 +116,13 @@ def main() -> None:
     rows = []
     if not torch.cuda.is_available():
         # Some of orthogonium's older layers ask for a GPU when they are made; they work without.
-        torch.Tensor.cuda = nn.Module.cuda = lambda self, *args, **kwargs: self
+        setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)  # noqa: B010
     for kind, method, ours, name, theirs in public_layers():
         try:
-            steps = {"ours": step_of(ours(), args.batch, kind), "theirs": step_of(theirs(), args.batch, kind)}
+            steps: dict[str, Callable[[], object]] = {
+                "ours": step_of(ours(), args.batch, kind),
+                "theirs": step_of(theirs(), args.batch, kind),
+            }
             times = interleaved(steps, args.rounds)
             ratio, why = times["theirs"].ratio_to(times["ours"]), ""
         except Exception as error:  # not ours to mend: the row says so
