@@ -78,7 +78,7 @@ class ConvexPotential(LipschitzModule):
             from onelip.bounds import NonFiniteWeight, bound_weight  # which know all layers, this one too
 
             try:
-                return bound_weight(self.weight.detach(), self.geometry).value
+                return bound_weight(self.weight.detach(), self.geometry, effort="high").value
             except (NonFiniteWeight, OverflowError) as error:
                 raise UnknownLipschitzConstant(str(error)) from error
         found = find_parametrization(self)
