@@ -17,7 +17,7 @@ from typing import Any
 
 from onelip.data import load_data
 from onelip.methods._registry import METHODS
-from onelip.training import Stopped, preset, train
+from onelip.training import Diverged, Stopped, preset, train
 from onelip.training.presets import with_method
 
 OUT = Path(__file__).parents[1] / "results" / "learning_rates.json"
@@ -66,7 +66,7 @@ def held_out(method: str, rate: float, data) -> dict:
             results = train(recipe, Path(folder) / "run", data=data)["validation"]
         except Stopped:
             raise SystemExit("stopped; the same command goes on") from None
-        except Exception as error:  # a rate at which a run diverges is an answer, too
+        except Diverged as error:  # that is an answer, too
             return {"failed": f"{type(error).__name__}: {error}"[:200]}
     taken = round(time.perf_counter() - began, 1)
     return {"accuracy": results["accuracy"], "cra": results["cra"], "mode": results["mode"], "seconds": taken}
@@ -84,7 +84,7 @@ def show(record: dict) -> None:
 def cell(row: dict | None) -> str:
     if row is None:
         return "-"
-    return "failed" if "failed" in row else f"{100 * row['cra']['36/255']:.1f}"
+    return "failed" if "failed" in row else f"{100 * (row['cra']['36/255'] or 0):.1f}"
 
 
 if __name__ == "__main__":

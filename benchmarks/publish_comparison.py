@@ -20,7 +20,7 @@ def main() -> None:
     record = json.loads((args.directory / "comparison.json").read_text())
     # Where the runs lay is nobody's business.
     text = json.dumps(record).replace(str(args.directory.resolve()), args.directory.name)
-    record = json.loads(text.replace(str(Path.home()), "~"))
+    record = json.loads(text)
     (RESULTS / f"{args.name}.html").write_text(render_page(record))
     for row in record["rows"]:
         for layer in (row.get("singular_values") or {}).get("layers", ()):
@@ -29,7 +29,8 @@ def main() -> None:
     (RESULTS / f"{args.name}.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in record["rows"]:
         test = (row.get("results") or {}).get("test")
-        shown = f"{test['accuracy']:.1%}  CRA 36/255 {test['cra']['36/255'] or 0:.1%}" if test else row["why"]
+        cra = test["cra"]["36/255"] if test else None
+        shown = f"{test['accuracy']:.1%}  CRA 36/255 {'-' if cra is None else f'{cra:.1%}'}" if test else row["why"]
         print(f"{row['method']:24}{shown}")
     print(f"-> results/{args.name}.json, results/{args.name}.html")
 

@@ -166,7 +166,9 @@ def test_more_gram_steps_come_closer():
     values = [found[name].square for name in found if name.startswith("gram")]
     values.insert(0, min(found[name].square for name in found if name.startswith("schur")))
     assert len(values) == 4
-    assert values[0] > values[1] > values[2] > exact_norm(layer, (3, 16, 16)) ** 2
+    assert values[0] > values[1] > values[2] > values[3] > exact_norm(layer, (3, 16, 16)) ** 2
+    limited = candidates(layer.weight, geometry_of(layer), "high", most_steps=3)
+    assert [name for name in found if name not in limited] == [name for name in found if name.startswith("gram 4")]
 
 
 def test_stride_is_seen():
@@ -223,8 +225,10 @@ def test_worst_case_of_the_rounding_model_is_covered_exactly():
     first = float(1 - schur.gamma(m))
     second = float(Fraction(first) ** 2 * (1 - schur.gamma(n)))
     third = float(Fraction(second) ** 2 * (1 - schur.gamma(n)))
-    grams = [Gram(one * first, None, m, 1), Gram(one * second, None, n, 1), Gram(one * third, None, n, 1)]
-    for steps in (1, 2, 3):
+    fourth = float(Fraction(third) ** 2 * (1 - schur.gamma(n)))
+    sizes = [(first, m), (second, n), (third, n), (fourth, n)]
+    grams = [Gram(one * size, None, inner, 1) for size, inner in sizes]
+    for steps in (1, 2, 3, 4):
         assert 1 <= schur.norm_of_square(one, grams[:steps], q) <= 1 + 1e-12
 
 

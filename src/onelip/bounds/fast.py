@@ -48,7 +48,9 @@ class Candidate:
 
 
 @torch.no_grad()
-def bound_weight(weight: Tensor, geometry: Geometry, *, effort: Effort = "normal") -> Bound:
+def bound_weight(
+    weight: Tensor, geometry: Geometry, *, effort: Effort = "normal", most_steps: int | None = None
+) -> Bound:
     """A proved bound on the operator norm of a weight.
 
     Args:
@@ -56,6 +58,7 @@ def bound_weight(weight: Tensor, geometry: Geometry, *, effort: Effort = "normal
         geometry: how the layer acts, see `onelip.geometry.geometry_of`.
         effort: "quick" for the Schur test alone, "normal" with the square of the Gram operator and the Cholesky
             certificate where they are affordable, "high" for more of both.
+        most_steps: Gram steps at most, where what is dear is not to compute them here but to prove them again.
 
     Raises:
         NonFiniteWeight: for infinities and NaNs.
@@ -69,14 +72,16 @@ def bound_weight(weight: Tensor, geometry: Geometry, *, effort: Effort = "normal
         >>> round(bound.value, 6), bound.witness.kind
         (3.0, 'schur')
     """
-    found = candidates(weight, geometry, effort)
+    found = candidates(weight, geometry, effort, most_steps)
     best = min(found.values(), key=lambda candidate: candidate.square)
     values = {name: up_root(candidate.square) for name, candidate in found.items()}
     return Bound(up_root(best.square), best.witness, values)
 
 
 @torch.no_grad()
-def candidates(weight: Tensor, geometry: Geometry, effort: Effort = "normal") -> dict[str, Candidate]:
+def candidates(
+    weight: Tensor, geometry: Geometry, effort: Effort = "normal", most_steps: int | None = None
+) -> dict[str, Candidate]:
     """All bounds that `bound_weight` chooses from, by name."""
     if effort not in _STEPS:
         raise ValueError(f"expected effort to be one of {', '.join(_STEPS)}, got {effort!r}")
@@ -97,7 +102,8 @@ def candidates(weight: Tensor, geometry: Geometry, effort: Effort = "normal") ->
         found[f"schur {dear}"] = _schur(kernels[dear], [grams[dear]], dear, exponent)
     if abs(exponent) <= _MODERATE:
         side = min(grams, key=lambda side: found[f"schur {side}"].square)
-        found |= _powers(kernels[side], grams[side], side, exponent, effort)
+        steps = _STEPS[effort] if most_steps is None else min(most_steps, _STEPS[effort])
+        found |= _powers(kernels[side], grams[side], side, exponent, effort, steps)
     return found
 
 
@@ -120,16 +126,19 @@ def _schur(K: Tensor, grams: list[Gram], side: str, exponent: int) -> Candidate:
     return Candidate(repeated_root(power, steps - 1), Witness("schur", side, steps, scale, None))
 
 
-def _powers(K: Tensor, start: Gram, side: str, exponent: int, effort: Effort) -> dict[str, Candidate]:
+def _powers(K: Tensor, start: Gram, side: str, exponent: int, effort: Effort, steps: int) -> dict[str, Candidate]:
     found = {}
     grams = [start]
-    for step in range(2, _STEPS[effort] + 1):
+    for step in range(2, steps + 1):
         kernel = grams[-1].kernel
         if kernel is None:
             break
         grams[-1] = grams[-1]._replace(kernel=None)
-        grams.append(gram(kernel, keep=step < _STEPS[effort] and _is_used_again(kernel, effort)))
-        found[f"gram {step} {side}"] = _schur(K, grams, side, exponent)
+        grams.append(gram(kernel, keep=step < steps and _is_used_again(kernel, effort)))
+        try:
+            found[f"gram {step} {side}"] = _schur(K, grams, side, exponent)
+        except OverflowError:  # a power out of range; what is proved already stays
+            break
     return found
 
 

@@ -137,7 +137,8 @@ def _identity(node: Operation) -> object:
 def _bound(node: Operation, kind: Kind, effort: Effort) -> LayerBound:
     assert node.geometry is not None
     try:
-        fast = bound_weight(node.weight, node.geometry, effort=effort)
+        # A fourth step multiplies whole numbers for minutes in each layer, here and in the checker.
+        fast = bound_weight(node.weight, node.geometry, effort=effort, most_steps=3 if kind == "exact" else None)
         if kind == "exact":
             try:
                 found = exact_bound(node.weight, node.geometry, fast.witness)

@@ -70,13 +70,16 @@ def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight") -> Tensor:
     at_once = 3 if m >= 2 * n else 1
     X = of_moderate_size(M.to(_step_type(M, at_once)))
     X = X * _inverse_root(_divisor(X.mT @ X, scaling))[:, None, None]
-    taken, G = 0, symmetric_gram(X)
-    while taken < steps - 1 and not _is_orthogonal(G, M.dtype):
+    taken, is_end = 0, False
+    while taken < steps - 1:
         r = min(at_once, steps - 1 - taken)
-        X = _Step.apply(X, G, X.dtype, False) if r == 1 else X @ _step_polynomial(X.mT @ X, r).to(X.dtype)
+        G = symmetric_gram(X) if r == 1 else X.mT @ X
+        is_end = _is_orthogonal(G.detach(), M.dtype)
+        if is_end:
+            break
+        X = _Step.apply(X, G, X.dtype, False) if r == 1 else X @ _step_polynomial(G, r).to(X.dtype)
         taken += r
-        G = symmetric_gram(X)
-    return _Step.apply(X, G, widest_type(X), _is_orthogonal(G, M.dtype))
+    return _Step.apply(X, symmetric_gram(X), widest_type(X), is_end)
 
 
 @torch.no_grad()
@@ -93,11 +96,13 @@ def symmetric_gram(X: Tensor) -> Tensor:
     edges = [n * i // count for i in range(count + 1)]
     # Block rows, from the diagonal on; what is left of it is the transpose of blocks above.
     rows = [X[..., start:stop].mT @ X[..., start:] for start, stop in itertools.pairwise(edges)]
+    if count == 1:
+        return rows[0]
     whole = [
         torch.cat([*(rows[j][..., edges[i] - edges[j] : edges[i + 1] - edges[j]].mT for j in range(i)), rows[i]], -1)
         for i in range(count)
     ]
-    return whole[0] if count == 1 else torch.cat(whole, -2)
+    return torch.cat(whole, -2)
 
 
 def of_moderate_size(M: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.geometry import UnsupportedLayer, geometry_of
+from onelip.methods._known_bound import KnownBound
 from onelip.methods._parametrization import check_lipschitz, find_parametrization, weight_of
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
@@ -53,6 +54,7 @@ class ConvexPotential(LipschitzModule):
         self.dilation = tuple(getattr(layer, "dilation", ()))
         self.circular = getattr(layer, "padding_mode", "zeros") == "circular"
         self.weight = nn.Parameter(weight.detach(), weight.requires_grad)
+        self._known_bound = KnownBound()
         bias = layer.bias
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
 
@@ -75,10 +77,10 @@ class ConvexPotential(LipschitzModule):
 
     def _norm_of_weight(self) -> float:
         if not parametrize.is_parametrized(self, "weight"):
-            from onelip.bounds import NonFiniteWeight, bound_weight  # which know all layers, this one too
+            from onelip.bounds import NonFiniteWeight  # which knows all layers, this one too
 
             try:
-                return bound_weight(self.weight.detach(), self.geometry, effort="high").value
+                return self._known_bound(self.weight, self.geometry)
             except (NonFiniteWeight, OverflowError) as error:
                 raise UnknownLipschitzConstant(str(error)) from error
         found = find_parametrization(self)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.geometry import Geometry
+from onelip.methods._known_bound import KnownBound
 from onelip.methods._parametrization import LipschitzParametrization, working_type
 from onelip.methods._power_iteration import Operator, estimated_norm, iterate
 from onelip.methods._tight import tight_weight
@@ -49,8 +50,7 @@ class PowerIterated(LipschitzParametrization):
         assert isinstance(weight, Tensor)
         # Part of the state dict: a run that is gone on with must find the vector that it left.
         self.register_buffer("v", self.operator.start(weight))
-        self._proved_for: Tensor | None = None
-        self._proved = math.nan
+        self._known_bound = KnownBound()
 
     def make_operator(self, module: nn.Module, input_size: int | tuple[int, ...] | None) -> Operator:
         """The operator whose norm is followed."""
@@ -67,16 +67,8 @@ class PowerIterated(LipschitzParametrization):
         return estimated_norm(self.operator, P, v)
 
     def proved_bound(self, P: Tensor) -> float:
-        """A number proved not to be below the layer's norm; computed anew only where the weight is another one."""
-        known = self._proved_for
-        # The numbers themselves are compared: a version counter does not see writes through `.data`.
-        if known is None or known.device != P.device or not torch.equal(known, P.detach()):
-            from onelip.bounds import bound_weight
-
-            is_finite = bool(P.isfinite().all())
-            self._proved = bound_weight(P.detach(), self.geometry, effort="high").value if is_finite else math.nan
-            self._proved_for = P.detach().clone()
-        return self._proved
+        """A number proved not to be below the layer's norm; NaN for a weight that is not finite."""
+        return self._known_bound(P, self.geometry) if bool(P.isfinite().all()) else math.nan
 
     def scaled_by_proof(self, P: Tensor, *, only_down: bool) -> Tensor:
         """P divided by its bound and multiplied by the constant; with `only_down` left alone where that is not more."""

@@ -25,7 +25,8 @@ class LayerFactory:
 
     Args:
         method: "aol" for onelip's own layers with the paper's initialisation; None or "none" for plain torch layers;
-            any other name of `onelip.list_methods()` for plain layers, as torch starts them, with that method applied.
+            any other name of `onelip.list_methods()` for torch's layers with that method applied, begun as it
+            wants it: see its `reset`, and orthogonal where it leaves weights free.
         options: keyword options of the method, given to each layer, e.g. {"side": "auto"}. With any method
             {"last_layer": "normalised"} gives the last layer rows of length 1 instead (last-layer normalisation), where
             it is a dense layer; such networks are certified per pair of classes.
@@ -179,7 +180,7 @@ class LayerFactory:
         reset = getattr(found, "reset", None)
         if callable(reset):  # as the method's authors begin
             reset(original_of(made))
-        elif found is None and isinstance(made, LINEAR_LAYERS):
+        elif found is None and isinstance(made, LINEAR_LAYERS) and not made.weight.is_meta:
             # Free weights, of a method that acts on the loss alone. Those that torch begins with take half of the norm
             # in each layer, and the paper's networks are deep, without normalisation.
             made.weight.data.copy_(tight_weight(geometry_of(made), tuple(made.weight.shape), "inputs"))
