@@ -2,12 +2,13 @@
 
     python benchmarks/measured_methods.py
 
-Accuracy, the proved constant and singular values come from results/compare_digits.json (trained networks); times,
-memory and train = eval from results/methods_batch*.json (AOL-Small).
+Cost, accuracy, the proved constant and singular values come from results/compare_digits.json (trained networks),
+train = eval from results/train_eval.json.
 """
 
 import json
 import math
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,7 @@ from onelip.methods._registry import METHODS
 
 DOCUMENT = RESULTS.parent / "docs" / "methods.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
-HEADINGS = (
-    "method",
-    "step, limit = 1",
-    "step, usual plain = 1",
-    "memory, plain = 1",
-    "train - eval",
-    "largest s",
-    "mean s",
-    "proved L",
-    "accuracy",
-    "CRA 36/255",
-)
+HEADINGS = ("method", "step", "memory", "train - eval", "largest s", "mean s", "proved L", "accuracy", "CRA 36/255")
 
 
 def main() -> None:
@@ -42,32 +32,31 @@ def main() -> None:
 
 
 def table() -> str:
-    costs = rows_of(RESULTS / "methods_batch32.json")
-    trained = rows_of(RESULTS / "compare_digits.json")
+    apart, trained = rows_of(RESULTS / "train_eval.json"), rows_of(RESULTS / "compare_digits.json")
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for name in METHODS:
-        if name in costs or name in trained:
-            cells = [*cost_cells(costs.get(name, {})), *trained_cells(trained.get(name, {}))]
+        if trained.get(name, {}).get("status") == "done":
+            cells = cells_of(trained[name], apart.get(name, {}).get("train - eval"))
             lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def cost_cells(row: dict[str, Any]) -> list[str]:
-    cells = [shown(row.get(key), "{:.2f}") for key in ("to limit", "to usual plain", "memory")]
-    apart = row.get("train - eval")
-    return [*cells, "equal" if apart == 0 else shown(apart, "{:.0e}")]
-
-
-def trained_cells(row: dict[str, Any]) -> list[str]:
-    values = row.get("singular_values") or {}
-    test = (row.get("results") or {}).get("test") or {}
+def cells_of(row: dict[str, Any], apart: float | None) -> list[str]:
+    values, test = row["singular_values"], row["results"]["test"]
     return [
+        shown(row["step"].get("ratio"), "{:.1f}"),
+        shown(row["memory"].get("ratio"), "{:.1f}"),
+        "equal" if apart == 0 else shown(apart, "{:.0e}"),
         shown(values.get("largest"), "{:.4f}"),
         shown(values.get("mean"), "{:.3f}"),
-        shown((row.get("constant") or {}).get("proved"), "{:.4g}"),
-        shown(test.get("accuracy"), "{:.1%}"),
-        shown((test.get("cra") or {}).get("36/255"), "{:.1%}"),
+        "-" if row["constant"]["proved"] is None else rounded_up(row["constant"]["proved"]),
+        shown(test["accuracy"], "{:.1%}"),
+        shown(test["cra"]["36/255"], "{:.1%}"),
     ]
+
+
+def rounded_up(bound: float) -> str:
+    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(bound).normalize():g}"
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""How far a network in eval mode is from the same one in training mode, for each method.
+
+Methods whose training uses an estimate or a truncation divide by a proved bound in eval mode: there it is not zero.
+"""
+
+import torch
+from _harness import publish
+from torch import Tensor
+
+from onelip.data import load_data, to_float
+from onelip.methods._registry import METHODS
+from onelip.training import build_model, preset
+from onelip.training.errors import RecipeError
+from onelip.training.objective import Objective
+from onelip.training.optimizer import make_optimizer
+from onelip.training.presets import with_method
+from onelip.training.recipe import Recipe
+
+STEPS = 20
+
+
+def main() -> None:
+    data = load_data("digits")
+    images, labels = to_float(data.train_images[:100]), data.train_labels[:100]
+    rows = []
+    for name in METHODS:
+        recipe = with_method(preset("digits"), name)
+        try:
+            apart = difference(recipe, images, labels, data.num_classes, data.shape)
+        except (RecipeError, ValueError) as error:  # a method that does not fit this network
+            print(f"{name}: {error}")
+            continue
+        rows.append({"method": name, "train - eval": float(f"{apart:.3g}")})
+    publish("train_eval", rows, what=f"digits, patchwise-tiny after {STEPS} steps: logits of both modes, relative")
+
+
+def difference(recipe: Recipe, images: Tensor, labels: Tensor, classes: int, shape: tuple[int, int, int]) -> float:
+    """Largest difference of logits between both modes, in parts of the largest logit."""
+    torch.manual_seed(0)
+    model = build_model(recipe, classes, shape).train()
+    optimizer, objective = make_optimizer(model, recipe.replace(lr=0.1 * recipe.lr)), Objective(recipe, model)
+    off = torch.autocast("cpu", enabled=False)
+    for _ in range(STEPS):
+        loss = objective(model, images, labels, batch_size=len(labels), progress=0.5, precision=off)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        objective.after_step()
+    with torch.no_grad():
+        in_training = model(images)
+        in_evaluation = model.eval()(images)
+    return float((in_training - in_evaluation).abs().max() / in_training.abs().max())
+
+
+if __name__ == "__main__":
+    main()
