@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from onelip.data import load_data
 from onelip.methods._registry import METHODS
 from onelip.training import Diverged, Stopped, preset, train
@@ -53,6 +55,7 @@ def begun() -> dict:
     return {
         "what": f"digits, patchwise-tiny, {EPOCHS} epochs, {VALIDATION:.0%} held out; CRA at 36/255 of those",
         "command": "python " + " ".join(["benchmarks/learning_rates.py", *sys.argv[1:]]),
+        "torch": torch.__version__,
         "rows": [],
     }
 

@@ -8,12 +8,12 @@ train = eval from results/train_eval.json.
 
 import json
 import math
-from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Any
 
 from _harness import RESULTS
 
+from onelip.compare.table import rounded_up
 from onelip.methods._registry import METHODS
 
 DOCUMENT = RESULTS.parent / "docs" / "methods.md"
@@ -53,10 +53,6 @@ def cells_of(row: dict[str, Any], apart: float | None) -> list[str]:
         shown(test["accuracy"], "{:.1%}"),
         shown(test["cra"]["36/255"], "{:.1%}"),
     ]
-
-
-def rounded_up(bound: float) -> str:
-    return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(bound).normalize():g}"
 
 
 def rows_of(path: Path) -> dict[str, dict[str, Any]]:
