@@ -74,9 +74,16 @@ class Parseval(Projection):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Orthonormal rows or columns, as the paper begins; on one tap, where they keep what images differ in."""
-        if not P.is_meta and P.numel():
-            P.copy_(tight_weight(self.geometry, self.weight_shape, "inputs"))
+        """Orthonormal rows or columns, as the paper begins; on one tap if there is room, where no image is blurred."""
+        if P.is_meta or not P.numel():
+            return
+        P.copy_(tight_weight(self.geometry, self.weight_shape, "outputs"))
+        M = self._matrix(P).contiguous()
+        rows, columns = M.shape[1:]
+        if rows <= columns and not torch.allclose(M @ M.mT, torch.eye(rows, dtype=M.dtype, device=M.device), atol=1e-5):
+            for matrix in M:
+                nn.init.orthogonal_(matrix)
+            P.copy_(self._weight(M, P))
 
     def describe(self) -> str:
         return "Parseval (rows drawn towards orthonormal ones)"
