@@ -1,7 +1,7 @@
 """A layer of ours in training (forward and backward) against public implementations of the same method.
 
-    pip install --no-deps --target /tmp/public orthogonium deel-torchlip einops
-    PYTHONPATH=/tmp/public python benchmarks/public_layers.py
+    pip install --no-deps --target DIR orthogonium deel-torchlip einops
+    PYTHONPATH=DIR python benchmarks/public_layers.py
 
 All of a method's candidates are made in turn, in one process; the ratio is the median of those within a round. The
 others are not dependencies of onelip: rows of libraries that are not there are left out. What they guarantee differs:
