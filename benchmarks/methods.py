@@ -6,7 +6,7 @@
 Two plain networks stand beside each method, in turn with it in one process: the fastest we know (channels_last, MaxMin
 as one function), which is the limit, and plain torch as most would write it (NCHW, MaxMin by maximum and minimum): the
 public implementations were measured against that. Memory is the growth of the peak in a
-process of its own. The last column is how far the network in eval mode is from the one in training mode.
+process of its own.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def measured(recipe: Recipe, shared: Recipe, plain_mebibytes: float, rounds: int) -> dict[str, Any]:
-    keys = ("to limit", "to usual plain", "memory", "train - eval")
+    keys = ("to limit", "to usual plain", "memory")
     try:
         images = torch.rand(recipe.batch_size, *SHAPE)
         labels = torch.randint(CLASSES, (recipe.batch_size,))
@@ -84,7 +84,6 @@ def measured(recipe: Recipe, shared: Recipe, plain_mebibytes: float, rounds: int
             times["method"].ratio_to(times["limit"]),
             times["method"].ratio_to(times["usual"]),
             memory,
-            train_against_eval(recipe, images, labels),
         )
         return {**{key: float(f"{value:.3g}") for key, value in zip(keys, values, strict=True)}, "failed": ""}
     except Exception as error:  # a method that does not fit is a row that says so
@@ -110,24 +109,6 @@ def usual_step(limit: Recipe):
         optimizer.step()
 
     return step
-
-
-def train_against_eval(recipe: Recipe, images: Tensor, labels: Tensor) -> float:
-    """Largest difference of logits between both modes, in parts of the largest logit, after three steps of training."""
-    torch.manual_seed(0)
-    model = build_model(recipe, CLASSES, SHAPE).train()
-    optimizer, objective = make_optimizer(model, recipe), Objective(recipe, model)
-    off = torch.autocast("cpu", enabled=False)
-    for _ in range(3):
-        loss = objective(model, images, labels, batch_size=len(labels), progress=0.5, precision=off)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        objective.after_step()
-    with torch.no_grad():
-        ours = model(images)
-        theirs = model.eval()(images)
-    return float((ours - theirs).abs().max() / ours.abs().max())
 
 
 if __name__ == "__main__":
