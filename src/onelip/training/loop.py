@@ -179,6 +179,9 @@ def _train(
             optimizer.zero_grad(set_to_none=True)
             # DistributedDataParallel takes the mean over processes of what is a sum over their parts of the batch.
             (loss * process.count).backward()
+            if recipe.gradient_clip:
+                # After the mean over processes: each has the same gradient, so each shortens it alike.
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
             optimizer.step()
             objective.after_step()
 

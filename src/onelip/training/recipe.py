@@ -18,6 +18,9 @@ VERSION = 1  # goes up when a field changes its meaning; older runs are then rea
 # What may differ when a run is gone on with elsewhere; the numbers then agree up to rounding only.
 MACHINE_FIELDS = ("device", "threads", "compile", "channels_last")
 
+# What recipes of this version may lack, since it came later; such runs did what the default does.
+LATER_FIELDS = ("gradient_clip",)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -54,6 +57,8 @@ class Recipe:
     """Momentum in the manner of Nesterov."""
     weight_decay: float = 1e-3
     """Added to the gradient as weight_decay * P, for the weights of linear layers only (TensorFlow's l2 of half)."""
+    gradient_clip: float = 0.0
+    """Make the gradient of all parameters together at most this long before each step; 0 leaves it as it is."""
     schedule: Literal["steps", "one-cycle"] = "steps"
     """steps: drops at given parts of the run; one-cycle: up from 0 and down to 0, both straight."""
     drop_at: tuple[float, ...] = (0.9, 0.99, 0.999)
@@ -104,6 +109,7 @@ class Recipe:
             ("threads", 0, 4096),
             ("momentum", 0, 1),
             ("weight_decay", 0, 1e9),
+            ("gradient_clip", 0, 1e9),
             ("drop_factor", 0, 1),
             ("warmup", 0, 1),
         ):
@@ -166,6 +172,6 @@ class Recipe:
         for key in given:
             if key not in names:
                 raise RecipeError(f"expected the fields of a recipe, got {key!r}{suggestion(str(key), names)}")
-        if missing := [name for name in names if name not in given]:
+        if missing := [name for name in names if name not in given and name not in LATER_FIELDS]:
             raise RecipeError(f"expected all fields of a recipe, got none of {', '.join(missing)}")
         return cls(**given)
