@@ -182,6 +182,59 @@ def test_parseval_keeps_the_weight_and_starts_orthonormal():
     assert torch.allclose(M @ M.T, torch.eye(4), atol=1e-5)
 
 
+def test_parseval_moves_a_random_part_of_the_rows(case):
+    layer, _ = case
+    torch.manual_seed(0)
+    parseval(layer, beta=0.1, rows=0.5)
+    rule = find_parametrization(layer)
+    seen = set()
+    for _ in range(12):
+        before = rule._matrix(original_of(layer).detach()).clone()
+        project(layer)
+        after = rule._matrix(original_of(layer).detach())
+        chosen = (before != after).any(2).any(0)
+        assert int(chosen.sum()) == round(0.5 * before.shape[1])
+        M = before[:, chosen]
+        assert torch.allclose(after[:, chosen], 1.1 * M - 0.1 * M @ M.mT @ M, atol=1e-12)
+        seen |= set(chosen.nonzero().flatten().tolist())
+    assert seen == set(range(before.shape[1]))
+
+
+def test_parseval_rows_by_parts_become_orthonormal_too():
+    torch.manual_seed(0)
+    layer = parseval(nn.Linear(9, 5).double(), beta=0.5, rows=0.4)
+    for _ in range(1500):
+        project(layer)
+    assert torch.allclose(layer.weight @ layer.weight.T, torch.eye(5, dtype=torch.float64), atol=1e-6)
+
+
+def test_parseval_chooses_the_same_rows_again_from_the_same_state():
+    layer, other = (parseval(nn.Linear(6, 8), beta=0.3, rows=0.3) for _ in range(2))
+    project(layer)
+    assert int(find_parametrization(layer).draws) != int(find_parametrization(other).draws)
+    other.load_state_dict(layer.state_dict())
+    torch.manual_seed(7)  # the choice is nobody else's random numbers
+    project(layer)
+    torch.manual_seed(8)
+    project(other)
+    assert torch.equal(layer.weight, other.weight)
+    assert list(parseval(nn.Linear(2, 2)).state_dict()) == ["bias", "parametrizations.weight.original"]
+
+
+@pytest.mark.parametrize("rows", [0.0, 1.5, math.nan, True])
+def test_parseval_refuses_parts_that_are_none(rows):
+    with pytest.raises(ValueError, match="expected rows"):
+        parseval(nn.Linear(2, 2), rows=rows)
+
+
+def test_parseval_transposed_layers_are_short_too():
+    """Rows of a transposed layer with a stride say nothing of its phases: all taps are divided by."""
+    layer = parseval(nn.ConvTranspose1d(1, 2, 2, stride=2).double(), beta=0.5)
+    with torch.no_grad():
+        original_of(layer).copy_(torch.eye(2)[None])  # (in, out, taps): orthonormal rows
+    assert exact_norm(layer, (1, 3)) == pytest.approx(1.0, rel=1e-12)
+
+
 @pytest.mark.parametrize("beta", [0.0, -1.0, 0.6, math.nan, True])
 def test_parseval_refuses_steps_that_diverge(beta):
     with pytest.raises(ValueError, match="expected beta"):

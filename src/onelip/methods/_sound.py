@@ -17,6 +17,25 @@ from onelip.methods._power_iteration import Operator, estimated_norm, iterate
 from onelip.methods._tight import tight_weight
 
 
+def overlap_of_rows(geometry: Geometry, weight_shape: Sequence[int]) -> int:
+    """T with ||J|| <= sqrt(T) ||M||, M being the weight as a matrix with one row per output (of a group).
+
+    J maps windows by M, and each input is in at most T windows: all taps, or with a stride those of a phase. The phases
+    of a transposed layer are outputs that do not share a row of M; their squares add up, which makes all taps again.
+
+    Example:
+        >>> from onelip.geometry import geometry_of
+        >>> for layer in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2), nn.ConvTranspose2d(2, 2, 3, stride=2)):
+        ...     overlap_of_rows(geometry_of(layer), layer.weight.shape)
+        9
+        4
+        9
+    """
+    if geometry.transposed:
+        return math.prod(geometry.kernel_size)
+    return math.prod(geometry.kernel_shape(tuple(weight_shape), "inputs")[3:])
+
+
 class PowerIterated(LipschitzParametrization):
     """A parametrization that follows the largest singular vector of its layer through training.
 

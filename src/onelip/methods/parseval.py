@@ -6,8 +6,12 @@ Robustness to Adversarial Examples", ICML 2017.
 After each step of the optimizer one step down the gradient of beta/4 ||W W^T - I||_F^2 is made,
     W <- (1 + beta) W - beta W W^T W,
 W being the kernel reshaped to (outputs, inputs * taps). It moves the singular values s to (1 + beta) s - beta s^3, so
-towards 1 where s < sqrt(1 + 1 / beta). The layer computes with W / sqrt(taps): ||J|| <= sqrt(taps) ||W||, so that a
-kernel with orthonormal rows has norm at most 1. Residual sums are made convex: `onelip.nn.ConvexResidual`.
+towards 1 where s < sqrt(1 + 1 / beta). To save time the paper takes but a random part of the rows, W_S, in each step,
+    W_S <- (1 + beta) W_S - beta W_S W_S^T W_S,
+which draws any two rows towards orthonormal ones sooner or later; more rows than columns cannot be, and there the
+singular values go towards sqrt(rows / columns) instead of 1.
+The layer computes with W / sqrt(taps): ||J|| <= sqrt(taps) ||W||, so that a kernel with orthonormal rows has norm at
+most 1. Residual sums are made convex: `onelip.nn.ConvexResidual`.
 Assumes: zero padding, or circular padding of at most dilation * (kernel_size - 1) in total.
 Guarantee: none, the singular values drift only slowly. Evaluation goes by the proved bound of the stored weights.
 """
@@ -24,9 +28,12 @@ from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._parametrization import attach, weight_of, working_type
 from onelip.methods._projection import Projection, project_step
+from onelip.methods._sound import overlap_of_rows
 from onelip.methods._tight import tight_weight
 
 Layer = TypeVar("Layer", bound=nn.Module)
+
+BETA = 3e-4
 
 
 class Parseval(Projection):
@@ -36,15 +43,24 @@ class Parseval(Projection):
         geometry: how the weight acts.
         weight_shape: shape of the weight.
         beta: size of the step after each step of the optimizer.
+        rows: part of the rows that each step moves, chosen at random.
     """
 
-    def __init__(self, geometry: Geometry, weight_shape: Sequence[int], *, beta: float = 3e-4) -> None:
+    draws: Tensor
+
+    def __init__(
+        self, geometry: Geometry, weight_shape: Sequence[int], *, beta: float = BETA, rows: float = 1.0
+    ) -> None:
         super().__init__(geometry, weight_shape)
         if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 < beta <= 0.5:
             raise ValueError(f"expected beta above 0 and at most 0.5, got {beta!r}; beyond that steps can diverge")
-        self.beta = float(beta)
-        # ||J|| <= sqrt(taps of a phase) ||W||: the reshaped-kernel inequality, with the phases of a stride apart.
-        self.factor = 1 / math.sqrt(math.prod(geometry.kernel_shape(weight_shape, "inputs")[3:]))
+        if isinstance(rows, bool) or not isinstance(rows, (int, float)) or not 0 < rows <= 1:
+            raise ValueError(f"expected rows, a part of them, above 0 and at most 1, got {rows!r}; 0.3 is three tenths")
+        self.beta, self.rows = float(beta), float(rows)
+        self.factor = 1 / math.sqrt(overlap_of_rows(geometry, weight_shape))
+        if self.rows < 1:
+            # In the state dict: with it every process chooses the same rows, and a run that is gone on with the next.
+            self.register_buffer("draws", torch.randint(2**62, ()))
 
     def forward(self, P: Tensor) -> Tensor:
         return P if self.factor == 1 else P * self.factor
@@ -55,9 +71,22 @@ class Parseval(Projection):
     def project_(self, P: Tensor) -> None:
         with full_precision(P.device):
             M = self._matrix(P.to(working_type(P.dtype)))  # (g, outputs, inputs * taps)
-            # The smaller of the two products; (M M^T) M = M (M^T M).
-            product = (M @ M.mT) @ M if M.shape[1] <= M.shape[2] else M @ (M.mT @ M)
-            P.copy_(self._weight(torch.lerp(M, 2 * M - product, self.beta), P))
+            if self.rows == 1:
+                P.copy_(self._weight(self._retracted(M), P))
+                return
+            chosen = self._choose(M.shape[1]).to(M.device)
+            P.copy_(self._weight(M.index_copy(1, chosen, self._retracted(M[:, chosen])), P))
+
+    def _retracted(self, M: Tensor) -> Tensor:
+        # The smaller of the two products; (M M^T) M = M (M^T M).
+        product = (M @ M.mT) @ M if M.shape[1] <= M.shape[2] else M @ (M.mT @ M)
+        return torch.lerp(M, 2 * M - product, self.beta)
+
+    def _choose(self, count: int) -> Tensor:
+        """Numbers of the rows to move, other ones at each call."""
+        generator = torch.Generator().manual_seed(int(self.draws))
+        self.draws += 1
+        return torch.randperm(count, generator=generator)[: max(1, round(self.rows * count))]
 
     def _matrix(self, W: Tensor) -> Tensor:
         grouped = W.unflatten(0, (self.geometry.groups, -1))
@@ -89,10 +118,10 @@ class Parseval(Projection):
         return "Parseval (rows drawn towards orthonormal ones)"
 
     def extra_repr(self) -> str:
-        return f"beta={self.beta:g}"
+        return f"beta={self.beta:g}" + ("" if self.rows == 1 else f", rows={self.rows:g}")
 
 
-def parseval(module: Layer, *, beta: float = 3e-4) -> Layer:
+def parseval(module: Layer, *, beta: float = BETA, rows: float = 1.0) -> Layer:
     """Make a layer one of a Parseval network, in place; return it. Call `onelip.project` after each step.
 
     The layer's present weight is kept.
@@ -100,6 +129,7 @@ def parseval(module: Layer, *, beta: float = 3e-4) -> Layer:
     Args:
         module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
         beta: size of the retraction after each step of the optimizer.
+        rows: part of the rows that each retraction moves, chosen at random; the paper takes 0.3.
 
     Example:
         >>> from onelip.methods._projection import project
@@ -110,7 +140,7 @@ def parseval(module: Layer, *, beta: float = 3e-4) -> Layer:
     """
     geometry = geometry_of(module)
     weight = weight_of(module, geometry)
-    return attach(module, Parseval(geometry, weight.shape, beta=beta))
+    return attach(module, Parseval(geometry, weight.shape, beta=beta, rows=rows))
 
 
 METHOD = Method(
@@ -120,7 +150,7 @@ METHOD = Method(
     guarantee="none",
     layers=LINEAR_LAYERS,
     apply=parseval,
-    options=({"beta": 0.1},),
+    options=({"beta": 0.1}, {"rows": 0.3}),
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
     after_step=project_step,
     hyperparameters={"lr": 0.02, "weight_decay": 0.0},

@@ -3,7 +3,10 @@
 torchrun tells each process who it is by environment variables; without them there is one process.
 """
 
+import gc
 import os
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,9 +67,19 @@ def processes(device: str) -> Iterator[Process]:
     # Hours: the others wait while the first evaluates.
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=4))
+    # The C++ part of DistributedDataParallel holds the group. Were it the last to let go of it, it would wait for the
+    # group's threads while it keeps Python's lock, and they may wait for that lock: seen as a process that never ends.
+    # So every network goes before the group: those that an exception's frames keep, and those in cycles.
     try:
-        yield Process(chosen, rank, count)
+        with warnings.catch_warnings():
+            # It means kernels of one tap: the strides of their axes of length one say nothing.
+            warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+            yield Process(chosen, rank, count)
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
+        gc.collect()
         dist.destroy_process_group()
 
 
