@@ -14,8 +14,8 @@ from onelip.attack.rays import shorten, try_ray
 _PLANES = 3
 
 
-def slide(nearest: Nearest, rows: Tensor, rounds: int) -> None:
-    """Move along the boundary from the known flips towards the image, as long as that brings them nearer.
+def slide(nearest: Nearest, rows: Tensor, rounds: int, gain: float = 1e-6) -> None:
+    """Move along the boundary from the known flips towards the image, as long as that brings them nearer by `gain`.
 
     The boundary's own linearisation says where its nearest point should be. The ray through that point either flips
     nearer than what is known, or the point where it did not gives another half-space.
@@ -34,7 +34,7 @@ def slide(nearest: Nearest, rows: Tensor, rounds: int) -> None:
         # Full steps first, shorter ones after failures.
         share = 4.0 ** -failures.to(delta.dtype)
         through = nearest.points[rows] + share[:, None] * (planes.images + delta - nearest.points[rows])
-        won = try_ray(nearest, rows, through)
+        won = try_ray(nearest, rows, through, gain)
         shorten(nearest, rows[won], tolerance=1e-3)
         failures = torch.where(won, 0, failures + 1)
         points = torch.where(won[:, None], nearest.points[rows], through)

@@ -15,6 +15,7 @@ from onelip.attack.neighbours import walk
 from onelip.attack.program import make_program
 from onelip.attack.rays import shorten
 from onelip.attack.result import AttackResult
+from onelip.attack.scout import scout_program, scouting, take_over
 
 _CANDIDATES = 10  # classes of the best scores whose gradients are looked at
 _CONTACT = 1e-6  # a flip relatively so near to the certified radius may be brought inside by rounding
@@ -36,6 +37,7 @@ def find_adversarials(
     neighbours: int = 64,
     clip: bool = False,
     integers: bool = False,
+    scout: bool = True,
     seed: int = 0,
     batch_size: int = 250,
     progress: Progress | None = None,
@@ -57,6 +59,7 @@ def find_adversarials(
         neighbours: neighbouring floats to try at the boundary, where a flip nearly touches its radius (or radii=None).
         clip: whether flips must be images too, in [0, 1]. A certificate holds outside, so False is the stronger attack.
         integers: whether flips must be uint8 images.
+        scout: search float64 programs in float32 first, at half the cost. Flips are of the program itself all the same.
         seed: of the random starts.
         batch_size: images at a time.
         progress: called with (images done, images in all) after each batch.
@@ -75,13 +78,20 @@ def find_adversarials(
     check_claims(images, classes, radii)
     _check_integers(images, pixels, integers)
     claims = None if radii is None else radii.detach().double().cpu()
+    scouting_program = scout_program(program) if scout else None
     parts: list[tuple[Tensor, Tensor, list[Fraction | None]]] = []
     for first in range(0, len(images), batch_size):
         part = slice(first, min(first + batch_size, len(images)))
         here = classes[part].to(points.device)
         nearest = Nearest(program, points[part], here, clip=clip or integers, seed=seed + first)
         near = None if claims is None or integers else claims[part].to(points.device)
-        search(nearest, near, steps=steps, restarts=restarts, targets=targets, neighbours=neighbours)
+        rows = nearest.rows
+        if scouting_program is not None and len(rows):
+            scouted = scouting(nearest, scouting_program, seed + first)
+            explore(scouted, scouted.rows, steps=steps, restarts=restarts, targets=targets)
+            rows = take_over(nearest, scouted)
+        explore(nearest, rows, steps=steps, restarts=restarts, targets=targets)
+        work_at_boundary(nearest, near, neighbours)
         if integers:
             parts.append(_as_integers(nearest, images[part]))
         else:
@@ -100,16 +110,15 @@ def find_adversarials(
     )
 
 
-def search(nearest: Nearest, radii: Tensor | None, *, steps: int, restarts: int, targets: int, neighbours: int) -> None:
-    """All stages on one batch."""
-    rows = nearest.rows
+def explore(nearest: Nearest, rows: Tensor, *, steps: int, restarts: int, targets: int) -> None:
+    """From the images to the boundary, and along it to near flips."""
     if not len(rows):
         return
     start = nearest.images[rows]
     aims = nearest.program.nearest_targets(start, nearest.classes[rows], _CANDIDATES, targets)
     for aim in aims.unbind(1):
         tangent_steps(nearest, rows, start, aim, steps)
-    _towards_other_images(nearest)
+    _towards_other_images(nearest, rows)
     for _ in range(restarts):
         ball_steps(nearest, rows, steps)
         known = nearest.distances[rows]
@@ -118,6 +127,11 @@ def search(nearest: Nearest, radii: Tensor | None, *, steps: int, restarts: int,
     shorten(nearest, rows, tolerance=1e-3)
     slide(nearest, rows, rounds=steps // 2)
     scatter(nearest, rows, rounds=steps)
+
+
+def work_at_boundary(nearest: Nearest, radii: Tensor | None, neighbours: int) -> None:
+    """Down to neighbouring floats, and over them where a flip nearly touches its radius."""
+    rows = nearest.rows
     shorten(nearest, rows)
     if radii is None:
         walk(nearest, rows, neighbours)
@@ -126,9 +140,9 @@ def search(nearest: Nearest, radii: Tensor | None, *, steps: int, restarts: int,
         walk(nearest, rows[touching], neighbours)
 
 
-def _towards_other_images(nearest: Nearest) -> None:
+def _towards_other_images(nearest: Nearest, rows: Tensor) -> None:
     """Where gradients led nowhere: the segment to an image of another class crosses the boundary somewhere."""
-    lost = nearest.rows[nearest.distances[nearest.rows].isinf()]
+    lost = rows[nearest.distances[rows].isinf()]
     if not len(lost):
         return
     away = torch.cdist(nearest.images[lost].double(), nearest.images.double())
