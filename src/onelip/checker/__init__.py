@@ -14,14 +14,14 @@ that the logits are those of the images. With --images the program is run: its l
 twice the proved error, as two runs of one program do, and the verdict says how much smaller the radii from its own
 logits are.
 
-Read in this order; the first two are the proof:
+Read in this order; the first four are the proof:
 
     norms.py        exact roundings, and ||W||^2 <= square in whole numbers
+    layers.py       linear layers and convolutions: settings, shapes, phases, program
+    nodes.py        every kind of node: settings, shape, what rounding does, program
     proof.py        three numbers for each node, the logits' losses, the radius
-    layers.py       settings of linear layers and convolutions: shapes and phases
     certificate.py  the whole file: hashes, results, summary, images
-    forward.py      the program in numpy, for --images
-    reading.py      strict reading of JSON and safetensors
+    reading.py      strict reading of JSON and safetensors, and the comparison with what is derived
     command.py      the command line
 
     python -m onelip.checker cert.json --images images.npy        (or python -m checker, beside a copy of this folder)

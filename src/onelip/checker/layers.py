@@ -1,12 +1,14 @@
-"""What the settings of a node mean: whether it fits its input, the shape that it makes, the phases of its taps."""
+"""Linear layers and convolutions: settings, shape of the output, phases of the taps, and the program."""
 
+import itertools
 import math
-from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .reading import integer, need, shape_of
+from .reading import MAX_SETTING, SHAPE, Part, are_integers, is_shape, need
+
+Shape = tuple[int, ...]
 
 
 class Map(NamedTuple):
@@ -16,87 +18,79 @@ class Map(NamedTuple):
     bias: np.ndarray
     transposed: bool
     circular: bool
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[tuple[int, ...], ...]
-    phases: tuple[int, ...]
+    stride: Shape
+    dilation: Shape
+    padding: list[list[int]]
+    phases: Shape
     inner: int  # products in an output
-    shape: tuple[int, ...]  # of the output
+    shape: Shape  # of the output
 
 
-PLAIN = {"stride": (), "dilation": (), "padding": (), "output_padding": (), "groups": 1}
-PLAIN |= {"mode": "zeros", "transposed": False}
+def tensor_of(node: Part, key: str, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    return tensors[node.take(key, lambda v: type(v) is str and v in tensors, "a tensor of the weight file")]
 
 
-def map_of(node: SimpleNamespace, shape: tuple[int, ...]) -> Map:
+def map_of(node: Part, shape: Shape, tensors: dict[str, np.ndarray]) -> Map:
     """The layer of a node whose input has this shape."""
-    where, weight, axes = node.where, node.weight, len(node.shape) - 1
-    right = weight.size and weight.ndim == axes + 2 and (axes == 0 if node.op == "linear" else 1 <= axes <= 3)
-    need(right, f"{where}: a weight of shape {weight.shape} for an output of shape {node.shape}")
-    need(len(shape) == axes + 1, f"{where}: expected an input of {axes + 1} axes, got shape {shape}")
-    conv = SimpleNamespace(**PLAIN | vars(node))
-    circular, transposed, groups = conv.mode == "circular", conv.transposed, conv.groups
-    need(not (circular and transposed), f"{where}: a transposed convolution cannot be circular")
+    where, axes, weight = node.where, len(shape) - 1, tensor_of(node, "weight", tensors)
+    stride, dilation, more, padding, groups, circular, transposed = (), (), (), [], 1, False, False
+    if node.given["op"] == "conv":
+        stride, dilation = node.integers("stride", axes, 1), node.integers("dilation", axes, 1)
+        more, padding = node.integers("output_padding", axes, 0), node.items("padding", axes)
+        pairs = all(are_integers(pair, 2, 0, MAX_SETTING) for pair in padding)
+        need(pairs, f"{where}, padding: expected two integers from 0 to {MAX_SETTING} for each axis")
+        groups, transposed = node.integer("groups", 1), node.choice("transposed", True, False)
+        circular = node.choice("mode", "zeros", "circular") == "circular"
+        need(not (circular and transposed), f"{where}: a transposed convolution cannot be circular")
+    right = weight.size and weight.ndim == axes + 2 and (1 <= axes <= 3 if node.given["op"] == "conv" else axes == 0)
+    need(right, f"{where}: a weight of shape {weight.shape} cannot read shape {shape}")
     first, second, *kernel = weight.shape
     need(first % groups == 0, f"{where}: {groups} groups do not divide {first} channels")
     inputs, outputs = (first, second * groups) if transposed else (second * groups, first)
     need(inputs == shape[0], f"{where}: expected {inputs} channels, got shape {shape}")
-    bias = np.zeros(outputs) if node.bias is None else node.bias
+    bias = np.zeros(outputs) if node.is_null("bias") else tensor_of(node, "bias", tensors)
     need(bias.shape == (outputs,), f"{where}: expected a bias of {outputs} numbers")
     need(max(np.abs(weight).max(), np.abs(bias).max()) < 2.0**500, f"{where}: weights beyond 2^500")
     out, phases = [outputs], []
-    each = zip(kernel, shape[1:], conv.stride, conv.dilation, conv.padding, conv.output_padding, strict=True)
-    for k, n, s, d, (left, right), more in each:
+    for k, n, s, d, (left, right), m in zip(kernel, shape[1:], stride, dilation, padding, more, strict=True):
         wraps = circular and left + right > 0
         narrow = left + right <= d * (k - 1) and max(left, right) <= n  # else outputs repeat, or torch refuses
         need(narrow or not wraps, f"{where}: circular padding is too wide")
-        need(more < max(s, d) if transposed else more == 0, f"{where}: output_padding {more} does not fit")
+        need(m < max(s, d) if transposed else m == 0, f"{where}: output_padding {m} does not fit")
         reach = d * (k - 1) + 1
-        out.append((n - 1) * s - left - right + reach + more if transposed else (n + left + right - reach) // s + 1)
+        out.append((n - 1) * s - left - right + reach + m if transposed else (n + left + right - reach) // s + 1)
         # Output o reads pixel s o + d t - left by tap t, so taps t, t' meet only if t = t' modulo s / gcd(s, d), which
         # is the phase; around a circle only if s divides it, else the layer is a part of the one with stride 1.
         phases.append(1 if wraps and n % s else min(s // math.gcd(s, d), k))
+    need(is_shape(out), f"{where}: expected to make {SHAPE}, got {out}")
     inner = (first // groups if transposed else second) * math.prod(kernel)
-    weight, shape = weight.reshape(groups, -1, second, *kernel), shape_of(out, f"{where}: output")
-    return Map(weight, bias, transposed, circular, conv.stride, conv.dilation, conv.padding, (*phases,), inner, shape)
+    weight = weight.reshape(groups, -1, second, *kernel)
+    return Map(weight, bias, transposed, circular, stride, dilation, padding, (*phases,), inner, (*out,))
 
 
-def windows_of(node: SimpleNamespace) -> list[tuple[int, int, int, int]]:
-    """Kernel, stride, padding and dilation for each axis."""
-    k, none = node.kernel, (0,) * len(node.kernel)
-    rest = getattr(node, "stride", k), getattr(node, "padding", none), getattr(node, "dilation", (1,) * len(k))
-    return list(zip(k, *rest, strict=True))
+def window(tap: Any, stride: Any, dilation: Any, sizes: Any) -> tuple[slice, ...]:
+    """What a tap reads for all outputs o: the pixels s o + d t."""
+    each = zip(tap, stride, dilation, sizes, strict=True)
+    return (slice(None), *(slice(d * t, d * t + s * (n - 1) + 1, s) for t, s, d, n in each))
 
 
-def shape_after(node: SimpleNamespace, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of what a node other than a linear map makes, if it can be applied."""
-    op, where, (channels, *sizes) = node.op, node.where, shapes[0]
-    if op in ("maxmin", "groupsort"):
-        size = 2 if op == "maxmin" else node.group_size
-        fits = len(node.shape) == len(shapes[0]) and shapes[0][node.axis] % size == 0
-        need(fits, f"{where}: groups of {size} do not divide axis {node.axis} of {shapes[0]}")
-    elif op in ("first_channels", "pad_channels"):
-        low, high = (1, channels) if op == "first_channels" else (channels, node.shape[0])
-        return (integer(node.count, where, low, high), *sizes)
-    elif op in ("concatenate", "max_pool", "avg_pool"):
-        need(len(node.kernel) == len(sizes), f"{where}: expected an input of {len(node.kernel) + 1} axes")
-        out = []
-        for n, (k, s, p, d) in zip(sizes, windows_of(node), strict=True):
-            out.append((n + 2 * p - d * (k - 1) - 1) // s + 1)
-            need(out[-1] >= 1, f"{where}: the kernel is larger than the input")
-            filled = all(any(0 <= s * o + d * t - p < n for t in range(k)) for o in range(out[-1]))
-            need(filled, f"{where}: a window holds no pixel, its maximum is -infinity")
-            need(op != "concatenate" or n % k == 0, f"{where}: windows of {k} do not tile {n}")
-        return (channels * math.prod(node.kernel) if op == "concatenate" else channels, *out)
-    elif op == "normalize":
-        need(node.mean.size == node.std.size == channels, f"{where}: expected a mean and a std for each channel")
-    elif op == "add":
-        need(shapes[0] == shapes[1], f"{where}: expected equal shapes")
-    elif op == "concat":
-        need(len({shape[1:] for shape in shapes}) == 1, f"{where}: expected equal shapes but for the channels")
-        return (sum(shape[0] for shape in shapes), *sizes)
-    elif op == "flatten" or (op == "reshape" and math.prod(node.shape) != math.prod(shapes[0])):
-        return (math.prod(shapes[0]),)
-    elif op == "reshape":
-        return node.shape
-    return shapes[0]
+def run_map(layer: Map, x: np.ndarray) -> np.ndarray:
+    """Near pixels o and far pixels s o + d t: near += W_t far, or far += W_t^T near if it is transposed."""
+    weight, batch, out = layer.weight, x.shape[-1], layer.shape[1:]
+    sizes, kernel = x.shape[1:-1] if layer.transposed else out, weight.shape[3:]
+    if layer.transposed:
+        each = zip(layer.padding, out, sizes, layer.stride, layer.dilation, kernel, strict=True)
+        padded = [max(left + o, s * (n - 1) + d * (k - 1) + 1) for (left, _), o, n, s, d, k in each]
+        near, far = x.reshape(len(weight), -1, math.prod(sizes) * batch), np.zeros((layer.shape[0], *padded, batch))
+    else:
+        near = np.zeros((*weight.shape[:2], math.prod(sizes) * batch))
+        far = np.pad(x, [(0, 0), *layer.padding, (0, 0)], mode="wrap" if layer.circular else "constant")
+    for t in itertools.product(*map(range, kernel)):
+        read = far[window(t, layer.stride, layer.dilation, sizes)]
+        if layer.transposed:
+            read += (weight[..., *t].swapaxes(1, 2) @ near).reshape(read.shape)
+        else:
+            near += weight[..., *t] @ read.reshape(len(weight), -1, math.prod(sizes) * batch)
+    cut = (slice(left, left + o) for (left, _), o in zip(layer.padding, out, strict=True))
+    y = far[:, *cut] if layer.transposed else near
+    return y.reshape(*layer.shape, batch) + layer.bias.reshape(-1, *(1,) * len(out), 1)

@@ -10,15 +10,16 @@ never read the same pixel: a strided convolution is one of stride 1 whose channe
 
 import itertools
 import math
+import re
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from .layers import Map
-from .reading import fields, fraction, integer, integers, items, need
+from .reading import Part, are_integers, need
 
-U = Fraction(1, 2**53)
+ZERO, ONE, U = Fraction(0), Fraction(1), Fraction(1, 2**53)
 
 # ---- numbers
 
@@ -69,12 +70,10 @@ def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
         >>> to_integers(np.array([0.75, -3.0]))
         (array([3, -12], dtype=object), -2)
     """
-    mantissa, exponent = np.frexp(array)
-    digits = np.ldexp(mantissa, 53).astype(np.int64)
-    zeros = np.where(digits == 0, 0, np.frexp((digits & -digits).astype(np.float64))[1] - 1)  # at the end of the digits
-    power = exponent - 53 + zeros
-    e = int(power[digits != 0].min()) if digits.any() else 0
-    return (digits >> zeros).astype(object) << np.where(digits == 0, 0, power - e).astype(object), e
+    ratios = [value.as_integer_ratio() for value in array.ravel().tolist()]
+    unit = max(denominator for _, denominator in ratios)  # a power of two
+    whole = np.array([numerator * (unit // denominator) for numerator, denominator in ratios], object)
+    return whole.reshape(array.shape), 1 - unit.bit_length()
 
 
 def squares(array: np.ndarray) -> Fraction:
@@ -121,13 +120,12 @@ def product(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-def schur(kernel: dict[Any, Any], q: tuple[int, ...], steps: int, where: str) -> Fraction:
+def schur(kernel: dict[Any, Any], q: list[int], steps: int) -> Fraction:
     M = product(mirrored(kernel), kernel)
     for _ in range(steps - 1):
         full = mirrored(M) | M
         M = product(full, full)
     total: Any = sum((absolute(m) for m in (mirrored(M) | M).values()), M[min(M)] * 0)  # over all offsets
-    need(total.ncols() == len(q), f"{where}: expected {total.ncols()} scale integers, got {len(q)}")
     sums = total * matrix(np.array(q, object)[:, None])
     return max(Fraction(int(sums[i, 0]), n) for i, n in enumerate(q))
 
@@ -151,30 +149,29 @@ def is_bounded(square: Fraction, whole: np.ndarray, e: int, floats: np.ndarray) 
     return all(int(rows[i, 0]) - abs(x) + abs(wanted - x) <= allowed for i, x in enumerate(diagonal))
 
 
-def square_of(bound: Any, layer: Map, where: str) -> Fraction:
+def square_of(bound: Part, layer: Map) -> Fraction:
     """The bound on ||W||^2 that the witness proves; it must be the one that is written."""
-    fields(bound, where, {"kind", "side", "steps", "square"}, ("scale",))
-    kind, side, groups = bound["kind"], bound["side"], len(layer.weight)
-    need(kind in ("zero", "schur", "cholesky") and side in ("inputs", "outputs"), f"{where}: unknown; a newer version?")
-    need(("scale" in bound) == (kind == "schur"), f"{where}: scale integers are for schur alone")
-    steps = integer(bound["steps"], f"{where}, steps", 1, 4 if kind == "schur" else 1)
-    claim = fraction(bound["square"], f"{where}: square")
-    whole, e = to_integers(layer.weight)
+    kind, side = bound.choice("kind", "zero", "schur", "cholesky"), bound.choice("side", "inputs", "outputs")
+    steps = bound.integer("steps", 1, 4 if kind == "schur" else 1)
+    where, (whole, e) = bound.where, to_integers(layer.weight)
     taps = kernels(whole, layer, side)
     if kind == "schur":
-        scales = bound["scale"]
-        need(type(scales) is list and len(scales) == groups, f"{where}: expected scale for {groups} groups")
-        qs = [integers(items(q, f"{where}, scale"), f"{where}, scale", None, 1, 2**2000) for q in scales]
-        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps, where) for g, q in enumerate(qs))
-        value = max(each) * Fraction(4) ** (e * 2 ** (steps - 1))
+        scales, (groups, _, columns) = bound.items("scale"), next(iter(taps.values())).shape
+        right = len(scales) == groups and all(are_integers(q, columns, 1, 2**2000) for q in scales)
+        need(right, f"{where}, scale: expected {columns} integers from 1 to 2^2000 for each of {groups} groups")
+        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps) for g, q in enumerate(scales))
+        square = max(each) * Fraction(4) ** (e * 2 ** (steps - 1))
         for _ in range(steps - 1):
-            value = up_root(value)
-        need(value == claim, f"{where}: the witness proves another square than is written")
+            square = up_root(square)
     elif kind == "cholesky":
+        digits = re.compile("[0-9]{1,4000}/[1-9][0-9]{0,3999}")
+        square = Fraction(bound.take("square", lambda v: type(v) is str and digits.fullmatch(v), "a fraction"))
         need(len(taps) == 1, f"{where}: cholesky is for kernels of one tap")
         (parts,), (floats,) = taps.values(), kernels(layer.weight, layer, side).values()
-        proved = all(not m.any() or is_bounded(claim, m, e, f) for m, f in zip(parts, floats, strict=True))
+        proved = all(not m.any() or is_bounded(square, m, e, f) for m, f in zip(parts, floats, strict=True))
         need(proved, f"{where}: the square is not proved")
     else:
-        need(not layer.weight.any() and claim == 0, f"{where}: expected weights and square to be zero")
-    return claim
+        need(not layer.weight.any(), f"{where}: expected weights to be zero")
+        square = ZERO
+    bound.agree(square=f"{square.numerator}/{square.denominator}")
+    return square

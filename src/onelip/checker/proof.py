@@ -10,90 +10,63 @@ Images lie in [0, 1]^n, and no radius is above sqrt(n), so no perturbed image is
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .layers import Map, map_of, shape_after, windows_of
-from .norms import U, below, gamma, matrix, square_of, squares, to_integers, up, up_root
-from .reading import fields, integer, need, same
-
-ZERO, ONE = Fraction(0), Fraction(1)
-ETA = Fraction(1, 2**500)  # far above what an underflow can do to one operation
-LIMIT = 2**500  # below it nothing overflows
+from .layers import Map
+from .nodes import ETA, LIMIT, Rule, rule_of
+from .norms import ONE, ZERO, U, below, gamma, matrix, to_integers, up, up_root
+from .reading import SHAPE, Part, Rejected, in_hex, is_shape, need
 
 
-class State(NamedTuple):
-    """What is proved of a node."""
+class Node(NamedTuple):
+    """What is proved of a node, and what it is."""
 
-    shape: tuple[int, ...]
     lipschitz: Fraction
     norm: Fraction
     error: Fraction
+    op: str
+    inputs: tuple[int, ...]
+    rule: Rule
 
 
-def prove_map(node: SimpleNamespace, layer: Map, x: State) -> tuple[Fraction, Fraction, Fraction]:
-    """||W||, the norm of the bias, and what rounding does to W x + b."""
-    whole, e = to_integers(np.abs(layer.weight))
-    sums = whole.reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
-    A = up_root(int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e)  # >= || |W| ||, by Schur
-    B = up_root(squares(layer.bias) * math.prod(layer.shape[1:]))
-    sigma = up_root(square_of(node.bound, layer, f"{node.where}, bound"))
-    for key, value in (("sigma", sigma), ("absolute", A), ("bias_norm", B)):
-        same(getattr(node, key), value, f"{node.where}, {key}")
-    size = A * (x.norm + x.error) + B
-    need(size < LIMIT, f"{node.where}: might overflow")
-    n = layer.inner + 2
-    return sigma, B, gamma(n) * size + n * ETA * math.prod(layer.shape)
-
-
-def prove(node: SimpleNamespace, xs: list[State]) -> State:
-    """Numbers of a node: lipschitz = factor L, norm = factor norm + shift, error = factor error + rounding."""
-    if node.op == "input":  # rounded once
-        rho = up_root(4 * math.prod(node.shape))
-        return State(node.shape, ONE, rho, up(U * rho + ETA * math.prod(node.shape)))
-    op, x, layer = node.op, xs[0], None
-    if op in ("linear", "conv"):
-        layer = map_of(node, x.shape)
-    shape = layer.shape if layer else shape_after(node, [y.shape for y in xs])
-    outputs, size = math.prod(shape), x.norm + x.error
-    factor, shift, rounding = ONE, ZERO, ZERO  # for what moves or chooses values and never computes; 0 goes to 0
-    if layer:
-        factor, shift, rounding = prove_map(node, layer, x)
+def prove(node: Part, before: list[Node], tensors: dict[str, np.ndarray]) -> Node:
+    """The numbers of a node; those of the file must be the same."""
+    op, where = node.text("op"), node.where
+    need((op == "input") == (not before), f"{where}: expected the input at node 0 and nowhere else")
+    count = {"input": 0, "add": 2, "concat": None}.get(op, 1)
+    inputs = node.integers("inputs", count, 0, len(before) - 1)
+    need(op != "concat" or len(inputs) >= 2, f"{where}: expected two inputs or more")
+    xs = [before[j] for j in inputs]
+    L, norm, error = xs[0][:3] if xs else (ONE, ZERO, ZERO)
+    if op == "add":
+        L, norm, error = (sum(each, ZERO) for each in list(zip(*xs, strict=True))[:3])
     elif op == "concat":
-        return State(shape, *(up_root(sum(v**2 for v in each)) for each in list(zip(*xs, strict=True))[1:]))
-    elif op == "add":
-        _, L, norm, error = (a + b for a, b in zip(*xs, strict=True))
-        return State(shape, up(L), up(norm), up(error + U * (norm + error) + ETA * outputs))
-    elif op == "max_pool":  # a pixel is read by the taps t with s o + d t = i + p: one in s / gcd(s, d) of them
-        factor = up_root(math.prod(-(-k // (s // math.gcd(s, d))) for k, s, _, d in windows_of(node)))
-    elif op == "avg_pool":  # row sums scale K, column sums scale times the windows that read a pixel
-        K = math.prod(node.kernel)
-        factor = up_root(node.scale**2 * K * math.prod(-(-k // s) for k, s, *_ in windows_of(node)))
-        rounding = gamma(K + 4) * factor * size + (K + 2) * ETA * outputs
-    elif op == "normalize":
-        bounded = (np.abs(node.mean) < 2.0**500).all() and ((node.std >= 2.0**-500) & (node.std < 2.0**500)).all()
-        need(bounded, f"{node.where}: expected |mean| < 2^500 and a std from 2^-500 to 2^500")
-        factor, M = 1 / Fraction(float(node.std.min())), up_root(squares(node.mean) * math.prod(shape[1:]))
-        shift, rounding = factor * M, factor * gamma(4) * (size + M) + 4 * ETA * outputs
-    elif op == "scale":
-        factor = abs(node.factor)
-        rounding = U * factor * size + ETA * outputs
-    return State(shape, up(factor * x.lipschitz), up(factor * x.norm + shift), up(factor * x.error + rounding))
+        L, norm, error = (up_root(sum(v**2 for v in each)) for each in list(zip(*xs, strict=True))[:3])
+    if op == "input":  # rounded once
+        shape = tuple(node.take("shape", is_shape, SHAPE))
+        norm = up_root(4 * math.prod(shape))
+        rule = Rule(shape, lambda x: x, rounding=U * norm + ETA * math.prod(shape))
+    else:
+        rule = rule_of(op, node, [x.rule.shape for x in xs], norm + error, tensors)
+    need(rule.shape and is_shape([*rule.shape]), f"{where}: expected to make {SHAPE}, got {rule.shape}")
+    L, norm, error = up(rule.factor * L), up(rule.factor * norm + rule.shift), up(rule.factor * error + rule.rounding)
+    if "place" in node.given:
+        node.text("place")
+    node.agree(shape=[*rule.shape], lipschitz=in_hex(L), norm=in_hex(norm), error=in_hex(error))
+    need(max(L, norm, error) < LIMIT, f"{where}: numbers beyond 2^500")
+    return Node(L, norm, error, op, inputs, rule)
 
 
-def prove_nodes(nodes: list[SimpleNamespace], say: Callable[[str], None]) -> list[State]:
-    states: list[State] = []
-    for node in nodes:
-        say(f"{node.where}: {node.shape}")
-        found = prove(node, [states[j] for j in node.inputs])
-        need(found.shape == node.shape, f"{node.where}: expected shape {found.shape}, got {node.shape}")
-        for key, claim in node.claims.items():
-            same(claim, getattr(found, key), f"{node.where}, {key}")
-        need(max(found[1:]) < LIMIT, f"{node.where}: numbers beyond 2^500")
-        states.append(found)
-    return states
+def prove_nodes(given: list[Any], tensors: dict[str, np.ndarray], say: Callable[[str], None]) -> list[Node]:
+    need(len(given) >= 2, "nodes: expected two or more")
+    nodes: list[Node] = []
+    for i, one in enumerate(given):
+        op = one.get("op") if type(one) is dict else None
+        nodes.append(prove(Part(one, f"node {i} ({op!s:.40})"), nodes, tensors))
+        say(f"node {i} ({op}): {nodes[i].rule.shape}")
+    return nodes
 
 
 class Head(NamedTuple):
@@ -104,29 +77,30 @@ class Head(NamedTuple):
     tolerance: list[Fraction]  # between two runs of the program, for each logit
 
 
-def head_map(H: int, nodes: list[SimpleNamespace], states: list[State]) -> Map:
+def head_map(H: int, nodes: list[Node]) -> Map:
     """The linear map whose first rows are the logits: what comes after it only takes them."""
     at = len(nodes) - 1
     while at > H:
         takes = nodes[at].op in ("first_channels", "flatten", "reshape", "identity")
         need(takes, "head: not the last linear map")
         at = nodes[at].inputs[0]
-    need(at == H and nodes[H].op in ("linear", "conv"), "head: not the linear map that gives the logits")
-    layer = map_of(nodes[H], states[nodes[H].inputs[0]].shape)
+    layer = nodes[at].rule.layer
+    if at != H or layer is None:
+        raise Rejected("head: not the linear map that gives the logits")
     # Around a circle several taps may read one pixel, and a row may be longer than its taps.
     single = math.prod(layer.shape[1:]) == 1 and len(layer.weight) == 1 and not layer.circular
     need(single, "head: pairs need one output position, one group and zero padding")
     return layer
 
 
-def prove_head(head: Any, nodes: list[SimpleNamespace], states: list[State]) -> Head:
-    fields(head, "head", {"node", "pairs", "classes", "distance", "rounding", "slope", "loss"})
-    K = integer(head["classes"], "head, classes", 2, 2**16)
-    need(states[-1].shape == (K,), f"head: expected {K} logits, got shape {states[-1].shape}")
+def prove_head(head: Part, nodes: list[Node]) -> Head:
+    last, shape = nodes[-1], nodes[-1].rule.shape
+    need(len(shape) == 1 and 2 <= shape[0] <= 2**12, f"head: expected 2 to 4096 logits, got shape {shape}")
+    K, H, distance, rounding = shape[0], None, None, None
     classes = range(K)
-    if head["pairs"] is True:
-        H = integer(head["node"], "head, node", 1, len(nodes) - 1)
-        layer, x = head_map(H, nodes, states), states[nodes[H].inputs[0]]
+    if head.choice("pairs", True, False):
+        H = head.integer("node", 1, len(nodes) - 1)
+        layer, x = head_map(H, nodes), nodes[nodes[H].inputs[0]]
         rows = (layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])[:K].reshape(K, -1)
         whole, e = to_integers(rows)
         dot, unit = matrix(whole) * matrix(whole.T), Fraction(4) ** e
@@ -134,23 +108,18 @@ def prove_head(head: Any, nodes: list[SimpleNamespace], states: list[State]) -> 
         distance = [[up_root(int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit) for j in classes] for y in classes]
         n, bias = layer.inner + 2, [abs(Fraction(float(b))) for b in layer.bias[:K]]
         rounding = [up(gamma(n) * (length[k] * (x.norm + x.error) + bias[k]) + n * ETA) for k in classes]
-        same(head["distance"], distance, "head, distance")
-        same(head["rounding"], rounding, "head, rounding")
         slope = [[up(D * x.lipschitz) for D in row] for row in distance]
-        losses = [[2 * distance[y][j] * x.error + 2 * (rounding[y] + rounding[j]) for j in classes] for y in classes]
+        loss = [[up(2 * (distance[y][j] * x.error + rounding[y] + rounding[j])) for j in classes] for y in classes]
         tolerance = [2 * (length[k] * x.error + rounding[k]) for k in classes]
     else:
-        empty = head["node"] is head["distance"] is head["rounding"] is None and head["pairs"] is False
-        need(empty, "head: expected pairs to be true, or false and node, distance, rounding null")
-        root, last = up_root(2), states[-1]  # |z_y - z_j| <= sqrt(2) ||z||
+        root = up_root(2)  # |z_y - z_j| <= sqrt(2) ||z||
         slope = [[up(root * last.lipschitz)] * K for _ in classes]
-        losses = [[2 * root * last.error] * K for _ in classes]
+        loss = [[up(2 * root * last.error)] * K for _ in classes]
         tolerance = [2 * last.error] * K
-    loss = [[up(v) for v in row] for row in losses]
     for k in classes:
         slope[k][k] = loss[k][k] = ZERO
-    same(head["slope"], slope, "head, slope")
-    same(head["loss"], loss, "head, loss")
+    tables = {"distance": distance, "rounding": rounding, "slope": slope, "loss": loss}
+    head.agree(node=H, classes=K, **{key: table and in_hex(table) for key, table in tables.items()})
     return Head(slope, loss, tolerance)
 
 

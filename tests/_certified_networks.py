@@ -1,0 +1,153 @@
+"""Networks with certificates of the second writer (`_certificates`), and single changes of what they say."""
+
+import copy
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from _certificates import Builder, U, safetensors, text, write
+
+from onelip.checker import Rejected, check
+
+
+def dyadic(*shape, seed=0, low=-12, high=13):
+    return np.random.default_rng(seed + sum(shape)).integers(low, high, shape) / 64
+
+
+def pixels(shape, count=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape)).astype(np.uint8)
+
+
+def maxmin(x):
+    a, b = np.split(x, 2)
+    return np.concatenate([np.maximum(a, b), np.minimum(a, b)])
+
+
+def avg_pool(net, scale=0.75):
+    """Windows of 2 x 2 without overlap: row sums 4 scale, column sums scale."""
+    c, h, w = net.states[-1][0]
+    n = 8 * U / (1 - 8 * U)
+    sizes = {"kernel": [2, 2], "stride": [2, 2], "scale": text(scale)}
+    pool = lambda x: x.reshape(c, h // 2, 2, w // 2, 2).sum((2, 4)) * scale  # noqa: E731
+    factor = Fraction(2 * scale)
+    return net.scaled("avg_pool", (c, h // 2, w // 2), pool, factor, rounding=n, underflow=6, **sizes)
+
+
+def max_pool(net):
+    """3 x 3 with stride 1 and padding 1: nine windows read a pixel."""
+    shape = net.states[-1][0]
+
+    def pool(x):
+        x = np.pad(x, [(0, 0), (1, 1), (1, 1)], constant_values=-np.inf)
+        return np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2)).max((3, 4))
+
+    sizes = {"kernel": [3, 3], "stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
+    return net.scaled("max_pool", shape, pool, Fraction(3), **sizes)
+
+
+def scale(net, factor):
+    shape = net.states[-1][0]
+    return net.scaled(
+        "scale", shape, lambda x: x * factor, abs(Fraction(factor)), rounding=U, underflow=1, factor=text(factor)
+    )
+
+
+def everything(drop=()):
+    """(4, 4, 4) to 3 logits through every kind of node that rounds."""
+    net = Builder((4, 4, 4), drop)
+    net.normalize([0.5, 0.25, 0.125, 0.75], [0.5, 0.3, 0.25, 1.0])
+    net.map(dyadic(4, 4, 3, 3), dyadic(4, seed=1), padding=[[1, 1], [1, 1]], steps=2)
+    net.exact("maxmin", (4, 4, 4), maxmin, axis=0)
+    max_pool(net)
+    a = avg_pool(net)
+    b = net.map(dyadic(4, 4, 1, 1), dyadic(4, seed=2), kind="cholesky")
+    c = net.add(a, b)
+    scale(net, -0.4)
+    net.concat(c, len(net.nodes) - 1)
+    net.exact("flatten", (32,), np.ravel)
+    net.map(dyadic(8, 32), dyadic(8, seed=3), kind="cholesky", side="outputs")
+    net.exact("relu", (8,), lambda x: np.maximum(x, 0))
+    net.map(dyadic(4, 8), dyadic(4, seed=4))
+    net.exact("first_channels", (3,), lambda x: x[:3], count=3)
+    return net
+
+
+def quiet(drop=()):
+    """Zero weights: only the underflow terms are left, so that each of them shows; and no slope, so the cap does."""
+    net = Builder((4,), drop)
+    net.map(np.zeros((4, 4)), kind="zero")
+    net.normalize([0.0] * 4, [0.5] * 4)
+    net.exact("reshape", (1, 2, 2), lambda x: x.reshape(1, 2, 2))
+    avg_pool(net)
+    net.exact("flatten", (1,), np.ravel)
+    scale(net, 0.5)
+    net.add(len(net.nodes) - 1, len(net.nodes) - 1)
+    net.map(np.ones((2, 1)) / 64)
+    net.map(np.zeros((3, 2)), [0.5, -0.25, 0.0], kind="zero")
+    return net
+
+
+def no_head(drop=()):
+    net = Builder((6,), drop)
+    net.map(dyadic(4, 6), dyadic(4))
+    net.exact("abs", (4,), np.abs)
+    return net
+
+
+def small(drop=()):
+    net = Builder((6,), drop)
+    net.map(dyadic(4, 6), dyadic(4), kind="cholesky", side="outputs")
+    net.exact("maxmin", (4,), maxmin, axis=0)
+    net.map(dyadic(3, 4), dyadic(3), steps=2)
+    return net
+
+
+def files(net, directory, *, pairs=True, labels=True, images=None, edit=None):
+    images = pixels(net.states[0][0]) if images is None else images
+    content = net.build(images, [i % 2 for i in range(len(images))] if labels else None, pairs=pairs)
+    content = copy.deepcopy(content)
+    if edit:
+        edit(content)
+    return write(directory, content, safetensors(net.tensors), images=images)
+
+
+def rejected(path, reason, **given):
+    with pytest.raises(Rejected, match=reason):
+        check(path, **given)
+
+
+def at(content, *path):
+    for key in path:
+        content = content[key]
+    return content
+
+
+def change(*path, to=None, by=None):
+    """An edit of one place of a certificate."""
+
+    def edit(content):
+        place = at(content, *path[:-1])
+        place[path[-1]] = by(place[path[-1]]) if by else to
+
+    return edit
+
+
+def more(hexadecimal):
+    return text(math.nextafter(float.fromhex(hexadecimal), math.inf))
+
+
+def less(hexadecimal):
+    return text(math.nextafter(float.fromhex(hexadecimal), -math.inf))
+
+
+def without_node(index):
+    """One node less; those behind refer to the node before it."""
+
+    def edit(content):
+        del content["nodes"][index]
+        for node in content["nodes"][1:]:
+            node["inputs"] = [i - 1 if i >= index else i for i in node["inputs"]]
+        content["head"]["node"] -= 1
+
+    return edit

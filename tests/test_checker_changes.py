@@ -1,0 +1,226 @@
+"""Every place of a certificate changed, its digest made to fit: the checker misses what was there.
+
+Each rejection is told from the others by its reason, so that a test fails if just its own check is taken away.
+"""
+
+import copy
+import json
+
+import pytest
+from _certificates import Builder, safetensors, sealed, text, write
+from _certified_networks import at, change, dyadic, everything, files, less, more, pixels, rejected, small, without_node
+
+from onelip.checker import report
+
+
+def swap(i, j):
+    def edit(content):
+        nodes = content["nodes"]
+        nodes[i], nodes[j] = nodes[j], nodes[i]
+
+    return edit
+
+
+def swap_class(content):
+    content["results"][0]["class"] = (content["results"][0]["class"] + 1) % 3
+
+
+def swap_label(content):
+    result = content["results"][0]
+    result["label"] = (result["class"] + (result["class"] == result["label"])) % 3
+
+
+def raise_logit(content):
+    result = content["results"][0]
+    change("logits", result["class"], by=lambda v: text(float.fromhex(v) + 1e-9))(result)
+
+
+CHANGES = {
+    "version": (change("version", to=2), "expected version 1, got 2"),
+    "format": (change("format", to="another"), "expected a onelip certificate"),
+    "unknown part": (change("more", to=1), "unknown 'more'; of a newer version"),
+    "unknown op": (change("nodes", 1, "op", to="conv4d"), "no rule for it"),
+    "unknown setting": (change("nodes", 2, "ceil", to=1), "node 2 .*unknown"),
+    "unknown kind": (change("nodes", 2, "bound", "kind", to="svd"), "node 2 .*bound, kind: expected one of"),
+    "scale": (change("nodes", 2, "bound", "scale", 0, 1, by=lambda q: q + 1), "node 2 .*bound, square: expected"),
+    "scale 0": (
+        change("nodes", 2, "bound", "scale", 0, 1, to=0),
+        "node 2 .*scale: expected 4 integers from 1 to 2.2000 for each of 1",
+    ),
+    "scale short": (
+        change("nodes", 2, "bound", "scale", 0, by=lambda q: q[1:]),
+        "node 2 .*scale: expected 4 integers from 1",
+    ),
+    "steps": (change("nodes", 2, "bound", "steps", to=1), "node 2 .*bound, square: expected"),
+    "side": (change("nodes", 2, "bound", "side", to="outputs"), "node 2 .*bound, square: expected"),
+    "square": (change("nodes", 2, "bound", "square", to="1/1"), "node 2 .*bound, square: expected"),
+    "lowest terms": (change("nodes", 2, "bound", "square", to="4/2"), "node 2 .*bound, square: expected .*, got '4/2'"),
+    "cholesky square": (change("nodes", 6, "bound", "square", to="1/999"), "node 6 .*not proved"),
+    "sigma": (change("nodes", 2, "sigma", by=less), "node 2 .*sigma"),
+    "absolute": (change("nodes", 2, "absolute", by=less), "node 2 .*absolute"),
+    "bias_norm": (change("nodes", 2, "bias_norm", by=less), "node 2 .*bias_norm"),
+    "lipschitz": (change("nodes", 9, "lipschitz", by=less), "node 9 .*lipschitz"),
+    "norm": (change("nodes", 13, "norm", by=more), "node 13 .*norm"),
+    "error": (change("nodes", 14, "error", by=less), "node 14 .*error"),
+    "input norm": (change("input", "norm", by=less), "input, norm"),
+    "input error": (change("input", "error", by=less), "input, error"),
+    "input shape": (change("input", "shape", to=[64]), r"input, shape: expected \[4, 4, 4\]"),
+    "images shape": (change("images", "shape", to=[64]), r"images, shape: expected \[4, 4, 4\]"),
+    "head node": (change("head", "node", to=11), "not the last linear map"),
+    "head other": (change("head", "node", to=14), "not the linear map"),
+    "pairs": (change("head", "pairs", to=False), "head, node: expected None, got 13"),
+    "classes": (change("head", "classes", to=4), "head, classes: expected 3, got 4"),
+    "distance": (change("head", "distance", 0, 1, by=less), "head, distance"),
+    "rounding": (change("head", "rounding", 2, by=less), "head, rounding"),
+    "slope": (change("head", "slope", 0, 1, by=less), "head, slope"),
+    "loss": (change("head", "loss", 2, 1, by=less), "head, loss"),
+    "diagonal": (change("head", "loss", 1, 1, by=more), "head, loss"),
+    "radius": (change("results", 0, "radius", by=more), "result 0, radius"),
+    "radius smaller": (change("results", 0, "radius", by=less), "result 0, radius"),
+    "pixels": (change("results", 0, "pixels", by=lambda n: n + 1), "result 0, pixels: expected"),
+    "class": (swap_class, "result 0, class: expected"),
+    "label": (swap_label, "summary, accuracy: expected"),
+    "labels": (change("results", 0, "label", to=None), "for all images or for none"),
+    "logits": (raise_logit, "result 0, radius"),
+    "logits nan": (change("results", 0, "logits", 0, to="nan"), "finite float.hex"),
+    "logits inf": (change("results", 0, "logits", 0, to="inf"), "finite float.hex"),
+    "logits decimal": (change("results", 0, "logits", 0, to="0.5"), "finite float.hex"),
+    "index": (change("results", 1, "index", to=0), "result 1, index: expected 1, got 0"),
+    "result gone": (change("results", by=lambda r: r[:-1]), "summary, count: expected 2, got 3"),
+    "result and count": (change("images", "count", to=2), "images, count: expected 3, got 2"),
+    "certified": (change("summary", "certified", by=lambda n: n - 1), "summary, certified: expected 3, got 2"),
+    "count": (change("summary", "count", to=4), "summary, count: expected 3, got 4"),
+    "cra": (change("summary", "cra", "36/255", by=lambda v: v + 0.125), "summary, cra, 36/255: expected"),
+    "cra radius": (change("summary", "cra", "0x1/2", to=1.0), "expected radii as"),
+    "accuracy": (change("summary", "accuracy", to=0.9), "summary, accuracy: expected"),
+    "preprocessing": (change("preprocessing", "divide_by", to=1), "preprocessing, divide_by: expected 255, got 1"),
+    "dtype": (
+        change("images", "dtype", to="float64"),
+        "preprocessing, divide_by: expected 1, got 255|result 0, pixels",
+    ),
+    "node removed": (without_node(8), "node 8 .*lipschitz"),
+    "nodes swapped": (swap(2, 3), "node 2 .*inputs: expected"),
+    "input later": (change("nodes", 3, "inputs", to=[3]), "node 3 .*inputs: expected 1 integers from 0 to 2"),
+    "two inputs": (change("nodes", 3, "inputs", to=[2, 2]), "node 3 .*inputs: expected 1 integers"),
+    "another input": (change("nodes", 7, "inputs", to=[5, 5]), "node 7 "),
+    "stride": (change("nodes", 2, "stride", to=[2, 1]), "node 2 .*scale: expected 8 integers"),
+    "dilation": (change("nodes", 2, "dilation", to=[2, 1]), "node 2 .*bias_norm"),
+    "padding": (change("nodes", 2, "padding", to=[[1, 1], [1, 2]]), "node 2 .*bias_norm"),
+    "circular too wide": (change("nodes", 2, "padding", to=[[3, 1], [1, 1]]), "node 2 .*bias_norm"),
+    "groups": (change("nodes", 2, "groups", to=2), "node 2 .*expected 8 channels"),
+    "mode": (change("nodes", 2, "mode", to="reflect"), "node 2 .*mode: expected one of .*, got 'reflect'"),
+    "transposed": (change("nodes", 2, "transposed", to=True), "node 2 .*bound, square: expected"),
+    "output_padding": (change("nodes", 2, "output_padding", to=[1, 0]), "output_padding 1"),
+    "weight name": (
+        change("nodes", 2, "weight", to="t99"),
+        "node 2 .*weight: expected a tensor of the weight file, got 't99'",
+    ),
+    "bias gone": (change("nodes", 2, "bias", to=None), "node 2 .*bias_norm"),
+    "axis": (change("nodes", 3, "axis", to=3), "node 3 .*expected an integer from 0 to 2"),
+    "kernel": (change("nodes", 5, "kernel", to=[1, 2]), "node 5 .*lipschitz"),
+    "pool dilation": (change("nodes", 4, "dilation", to=[2, 1]), "node 4 .*shape: expected"),
+    "pool stride": (change("nodes", 5, "stride", to=[1, 1]), "node 5 .*shape: expected"),
+    "no pixel": (change("nodes", 4, "padding", to=[9, 1]), "holds no pixel"),
+    "pool scale": (change("nodes", 5, "scale", to=text(0.7)), "node 5 .*lipschitz"),
+    "factor": (change("nodes", 8, "factor", to=text(-0.3)), "node 8 .*lipschitz"),
+    "mean": (change("nodes", 1, "mean", to="t1"), "node 1 .*norm"),
+    "count of channels": (change("nodes", 14, "count", to=2), "node 14 .*shape: expected"),
+    "shape": (change("nodes", 10, "shape", to=[16, 2]), r"node 10 .*shape: expected \[32\]"),
+    "missing": (lambda content: content["nodes"][2].pop("bound"), "node 2 .*bound is missing"),
+    "bias of another": (change("nodes", 2, "bias", to="t8"), "node 2 .*expected a bias of 4"),
+    "vector for a kernel": (change("nodes", 2, "weight", to="t3"), "node 2 .*weight"),
+    "image into linear": (change("nodes", 11, "inputs", to=[9]), "node 11 .*cannot read shape"),
+    "three groups": (change("nodes", 2, "groups", to=3), "3 groups do not divide 4"),
+    "transposed circle": (lambda c: c["nodes"][2].update(mode="circular", transposed=True), "cannot be circular"),
+    "absurd shape": (change("nodes", 10, "shape", to=[2**20, 2**20]), r"node 10 .*shape: expected \[32\]"),
+    "padding of one axis": (change("nodes", 2, "padding", to=[[1, 1]]), "node 2 .*padding: expected a list of 2"),
+    "scale of cholesky": (change("nodes", 6, "bound", "scale", to=[[1] * 4]), "node 6 .*bound: unknown 'scale'"),
+    "decimal square": (
+        change("nodes", 2, "bound", "square", to="1.5"),
+        "node 2 .*bound, square: expected .*, got '1.5'",
+    ),
+    "two groups of scale": (
+        change("nodes", 2, "bound", "scale", by=lambda q: q * 2),
+        "node 2 .*scale: expected 4 integers from 1 to 2.2000 for each of 1 groups",
+    ),
+    "kernel too large": (change("nodes", 5, "kernel", to=[5, 5]), "larger than the input"),
+    "mean too short": (lambda c: c["nodes"][1].update(mean="t7"), "a mean and a std for each channel"),
+    "sum of two shapes": (change("nodes", 7, "inputs", to=[4, 6]), "expected equal shapes"),
+    "second input": (lambda c: c["nodes"].insert(1, c["nodes"][0]), "the input at node 0 and nowhere else"),
+    "huge factor": (change("nodes", 8, "factor", to=text(2.0**500)), "node 8 .*factor: beyond"),
+    "huge scale": (change("nodes", 5, "scale", to=text(2.0**500)), "node 5 .*scale: beyond"),
+    "no nodes": (change("nodes", to=[]), "nodes: expected two or more"),
+    "dtype unknown": (change("images", "dtype", to="int8"), "images, dtype: expected one of"),
+    "short logits": (change("results", 0, "logits", by=lambda v: v[:2]), "result 0, logits: expected a list of 3"),
+    "short table": (change("head", "loss", by=lambda v: v[:2]), "head, loss: expected"),
+    "path": (change("weights", "file", to="../plain.safetensors"), "name of a file beside"),
+}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    net = everything()
+    return json.loads(files(net, tmp_path_factory.mktemp("right")).read_text()), net
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_missed(name, right, tmp_path):
+    content, net = right
+    edit, reason = CHANGES[name]
+    content = copy.deepcopy(content)
+    edit(content)
+    rejected(write(tmp_path, content, safetensors(net.tensors)), reason)
+
+
+def test_a_change_without_its_digest_is_missed(right, tmp_path):
+    content, net = right
+    path = write(tmp_path, copy.deepcopy(content), safetensors(net.tensors))
+    path.write_text(path.read_text().replace('"words"', '"other words"', 1))
+    rejected(path, "digest")
+
+
+@pytest.mark.parametrize("value", ["0x1.0000000000000p+9999", "0x1.0000000000000p+1024", "-nan", "0x1p0", "1e400"])
+def test_numbers_that_are_none(value, tmp_path, capsys):
+    path = files(small(), tmp_path, edit=change("results", 0, "logits", 0, to=value))
+    assert report(path, quiet=True) == 1
+    assert "expected a finite float.hex()" in capsys.readouterr().out
+
+
+WORDS = {"onelip", "created", "statement", "arithmetic", "source", "label"}
+
+IMAGES_ONLY = {("images", "sha256"), ("images", "file")}
+
+
+def places(content, path=()):
+    yield path
+    if isinstance(content, dict | list):
+        for key, part in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from places(part, (*path, key))
+
+
+def test_no_place_takes_rubbish(tmp_path, capsys):
+    """Every number, word, list and object of a certificate replaced by others: always a verdict, never accepted."""
+    net = Builder((2,))
+    net.map(dyadic(2, 2), dyadic(2))
+    images = pixels((2,), 1)
+    content = net.build(images, [0])
+    weights, path = safetensors(net.tensors), tmp_path / "cert.json"
+    write(tmp_path, content, weights)
+    assert report(path) == 0
+    malformed = []
+    for place in places(content):
+        if not place or place[-1] in WORDS or place in IMAGES_ONLY:
+            continue
+        old = at(content, *place)
+        for rubbish in (None, True, -1, 7, 0.5, "x", [[]], {"x": 1}):
+            if (rubbish == old and type(rubbish) is type(old)) or (place == ("config",) and rubbish is None):
+                continue
+            change(*place, to=rubbish)(changed := copy.deepcopy(content))
+            path.write_text(json.dumps(sealed(changed)))
+            code = report(path)
+            out = capsys.readouterr().out
+            unread = place[-1] == "file" and isinstance(rubbish, str)  # another name: a file that is not there
+            assert code == (2 if unread else 1), (place, rubbish, out)
+            if "malformed" in out:
+                malformed.append((place, rubbish, out))
+    assert not malformed

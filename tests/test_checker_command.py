@@ -1,0 +1,80 @@
+"""The checker as a program: alone, as a module, as a verb; exit codes, and what it prints."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _certified_networks import (
+    change,
+    files,
+    small,
+)
+
+from onelip import checker
+from onelip.checker import report
+
+SOURCE = Path(checker.__file__).parent
+
+
+def test_stands_alone():
+    """Standard library, numpy, flint: no torch, nothing of onelip."""
+    parts = [node for file in SOURCE.glob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    names = {a.name for node in parts if isinstance(node, ast.Import) for a in node.names}
+    names |= {str(node.module) for node in parts if isinstance(node, ast.ImportFrom) and node.level == 0}
+    assert all(node.level <= 1 for node in parts if isinstance(node, ast.ImportFrom))
+    assert {n.split(".")[0] for n in names} - sys.stdlib_module_names == {"numpy", "flint"}
+
+
+def test_as_a_file_and_as_a_module(tmp_path):
+    path = files(small(), tmp_path)
+
+    def run(*command):
+        return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path)
+
+    shutil.copytree(SOURCE, tmp_path / "checker")
+    done = run("-W", "error", "-m", "checker", path, "--images", tmp_path / "images.npy", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["accepted"]
+    assert "node 3" in done.stderr
+    done = run("-W", "error", "-m", "onelip.checker", path, "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "taken from the file" in done.stdout
+    code = (
+        "import sys, pathlib, onelip.checker as c; c.check(pathlib.Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
+    )
+    done = run("-c", code, path)
+    assert done.returncode == 0, done.stderr
+    assert run("-m", "onelip.checker").returncode == 2
+
+
+def test_verb(tmp_path, capsys):
+    from onelip.cli.check import run
+
+    path = files(small(), tmp_path)
+    assert run([str(path), "--images", str(tmp_path / "images.npy")]) == 0
+    said = capsys.readouterr()
+    assert "ACCEPTED: 3 of 3" in said.out
+    assert "node 2 (maxmin)" in said.err
+    assert run([str(path), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["certified"] == 3
+    assert run([str(tmp_path / "none.json"), "--quiet"]) == 2
+    assert "NOT CHECKED: cannot read" in capsys.readouterr().out
+    path.write_text("{")
+    assert run([str(path), "--quiet", "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["accepted"]
+
+
+@pytest.mark.parametrize("lie", ["x\nACCEPTED: 3 of 3", "\x1b[2J", "\ud800", "\r"])
+@pytest.mark.parametrize("place", [("nodes", 2, "op"), ("weights", "file"), ("head", "x"), ("config", "file")])
+def test_a_file_cannot_print_a_verdict(lie, place, tmp_path, capsysbinary):
+    path = files(small(), tmp_path, edit=change(*place, to=lie))
+    assert report(path, quiet=True) in (1, 2)
+    said = capsysbinary.readouterr().out
+    assert said.startswith((b"REJECTED", b"NOT CHECKED"))
+    assert said.count(b"\n") == 1
+    assert b"\x1b" not in said
+    assert b"\r" not in said

@@ -1,0 +1,225 @@
+"""Files that are missing, broken, or others than those that were certified; images whose logits are not the file's."""
+
+import copy
+import hashlib
+import json
+import os
+
+import numpy as np
+import pytest
+from _certificates import Builder, safetensors, sealed, write
+from _certified_networks import change, everything, files, pixels, rejected, small, without_node
+
+from onelip.checker import Rejected, Unreadable, check, report
+from onelip.checker.reading import read_tensors
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    net = everything()
+    return json.loads(files(net, tmp_path_factory.mktemp("right")).read_text()), net
+
+
+def test_other_weights(right, tmp_path):
+    content, net = right
+    path = write(tmp_path, copy.deepcopy(content), safetensors(net.tensors))
+    data = bytearray((tmp_path / "plain.safetensors").read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "plain.safetensors").write_bytes(data)
+    rejected(path, "weights: another file")
+    rejected(write(tmp_path, copy.deepcopy(content), bytes(data)), "node 13|head")
+    other = {name: (-2 * array if name == "t2" else array, kind) for name, (array, kind) in net.tensors.items()}
+    rejected(write(tmp_path, copy.deepcopy(content), safetensors(other)), "node 2 .*bound, square: expected")
+
+
+def test_other_config(right, tmp_path):
+    content, net = right
+    path = write(tmp_path, copy.deepcopy(content), safetensors(net.tensors))
+    (tmp_path / "config.json").write_text('{"other": 1}')
+    rejected(path, "config: another file")
+    (tmp_path / "config.json").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unreadable, match="config"):
+        check(path)
+    rejected(path, "config: another file", config=tmp_path / "elsewhere")
+
+
+def test_missing_files(right, tmp_path):
+    content, net = right
+    path = write(tmp_path, copy.deepcopy(content), safetensors(net.tensors))
+    (tmp_path / "plain.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unreadable, match="plain"):
+        check(path)
+    assert check(path, weights=tmp_path / "elsewhere")["accepted"]
+    with pytest.raises(Unreadable, match="none"):
+        check(tmp_path / "none")
+
+
+def test_pipes_are_not_read(tmp_path):
+    path = files(small(), tmp_path)
+    (tmp_path / "plain.safetensors").unlink()
+    os.mkfifo(tmp_path / "plain.safetensors")
+    with pytest.raises(Unreadable, match="no such file"):
+        check(path)
+
+
+@pytest.mark.parametrize("part", [0, 1, 10, 0.5, 0.99])
+def test_truncated_certificate(part, right, tmp_path):
+    content, net = right
+    path = write(tmp_path, copy.deepcopy(content), safetensors(net.tensors))
+    data = path.read_bytes()
+    path.write_bytes(data[: int(part * len(data)) if part < 1 else part])
+    rejected(path, "broken or truncated")
+
+
+def file_of(header, body=bytes(8)):
+    top = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(top).to_bytes(8, "little") + top + body
+
+
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+BROKEN_WEIGHTS = {
+    "empty": (b"", "truncated"),
+    "short": (b"\x01\x00\x00", "truncated"),
+    "huge header": ((2**62).to_bytes(8, "little") + b"{}", "truncated"),
+    "beyond the end": (file_of({"a": entry()})[:-1], "data_offsets: expected 2 integers from 0 to 7"),
+    "rest": (file_of({"a": entry()}, bytes(9)), "holes"),
+    "hole": (file_of({"a": entry(offsets=(4, 12))}, bytes(12)), "holes"),
+    "overlap": (file_of({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)), "overlap"),
+    "twice": (file_of(b'{"a": 1, "a": 2}'), "a key occurs twice"),
+    "size": (file_of({"a": entry(shape=(3,))}), "do not fit the shape"),
+    "half": (file_of({"a": entry("F16", (4,))}), r"dtype: expected one of \('F32', 'F64'\)"),
+    "integers": (file_of({"a": entry("I64", (1,))}), r"dtype: expected one of \('F32', 'F64'\)"),
+    "negative": (file_of({"a": entry(shape=(-2,))}), "shape: expected a shape"),
+    "backwards": (file_of({"a": entry(offsets=(8, 0))}), "do not fit the shape"),
+    "nan": (file_of({"a": entry()}, np.array([1, np.nan], np.float32).tobytes()), "NaN or infinity"),
+    "infinity": (file_of({"a": entry()}, np.array([1, -np.inf], np.float32).tobytes()), "NaN or infinity"),
+    "a list": (file_of([]), "expected an object"),
+    "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}q\x00.", "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_WEIGHTS)
+def test_broken_weights(name):
+    data, reason = BROKEN_WEIGHTS[name]
+    with pytest.raises(Rejected, match=reason):
+        read_tensors(data)
+
+
+BROKEN_JSON = {
+    "twice": b'{"format": "onelip certificate", "format": "onelip certificate"}',
+    "nan": b'{"format": NaN}',
+    "infinity": b'{"format": -Infinity}',
+    "deep": b'{"format": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "many digits": b'{"version": 1' + b"0" * 5000 + b"}",
+    "large integer": b'{"version": 1' + b"0" * 50 + b"}",
+    "latin": b'{"format": "\xe9"}',
+    "list": b"[]",
+    "null": b"null",
+    "true for one": b'{"format": "onelip certificate", "version": true}',
+    "one point nought": b'{"format": "onelip certificate", "version": 1.0}',
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_JSON)
+def test_broken_json(name, tmp_path, capsys):
+    (tmp_path / "cert.json").write_bytes(BROKEN_JSON[name])
+    assert report(tmp_path / "cert.json") == 1
+    assert "REJECTED: " in (said := capsys.readouterr().out)
+    assert "malformed" not in said
+
+
+def test_images(tmp_path):
+    net = small()
+    path, images = files(net, tmp_path), tmp_path / "images.npy"
+    good = np.load(images)
+    for wrong, reason in (
+        (good[::-1], "not the images"),
+        (good[:2], r"expected uint8 images of shape \(3, 6\), got uint8 \(2, 6\)"),
+        (good.astype(np.float64), "got float64"),
+        (good.astype(">f4"), "got >f4"),
+    ):
+        np.save(images, wrong)
+        rejected(path, reason, images=images)
+    images.write_bytes(b"no array")
+    rejected(path, "not a .npy file", images=images)
+    np.save(images, np.array([{}]), allow_pickle=True)
+    rejected(path, "not a .npy file", images=images)
+    with pytest.raises(Unreadable):
+        check(path, images=tmp_path / "none.npy")
+
+
+def test_images_out_of_range(tmp_path):
+    net = small()
+    for value in (1.5, -0.5, np.nan):
+        path = files(net, tmp_path, images=np.full((1, 6), value) if value == value else np.zeros((1, 6)))
+        if value != value:
+            np.save(tmp_path / "images.npy", bad := np.full((1, 6), np.nan))
+            content = json.loads(path.read_text())
+            content["images"]["sha256"] = hashlib.sha256(bad.tobytes()).hexdigest()
+            path.write_text(json.dumps(sealed(content)))
+        rejected(path, "expected values from 0 to 1", images=tmp_path / "images.npy")
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3])
+@pytest.mark.parametrize("pairs", [True, False])
+def test_logits_that_are_not_those_of_the_images(size, pairs, tmp_path):
+    """Radii fit the false logits, so only a run of the program can tell."""
+
+    class Liar(Builder):
+        def logits(self, x):
+            return super().logits(x) + np.array([size, 0.0, 0.0])
+
+    net = small()
+    net.__class__ = Liar
+    path = files(net, tmp_path, pairs=pairs)
+    assert check(path)["accepted"]
+    rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
+
+
+@pytest.mark.parametrize(
+    ("edit", "make"),
+    [
+        (without_node(2), small),
+        (change("nodes", 2, "op", to="relu"), small),
+        (change("nodes", 2, "mode", to="circular"), everything),
+        (change("nodes", 3, "axis", to=1), everything),
+    ],
+)
+def test_another_program_with_the_same_numbers(edit, make, tmp_path):
+    """The numbers hold for that program too; its logits are others."""
+
+    def both(content):
+        edit(content)
+        node = content["nodes"][2]
+        if node["op"] == "relu":
+            del node["axis"]
+
+    net = make()
+    path = files(net, tmp_path, edit=both, images=pixels(net.states[0][0], 6))
+    rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_margins_are_compared_more_closely_than_logits(pairs, tmp_path):
+    """Each logit is moved by less than its own tolerance, but their difference by more than two runs can differ."""
+    net = small()
+    content = net.build(pixels((6,)), pairs=pairs)
+    loss = max(float.fromhex(v) for v in content["head"]["loss"][content["results"][0]["class"]])
+    row = np.linalg.norm(net.tensors[net.nodes[3]["weight"]][0], axis=1)
+    rounding = [float.fromhex(v) for v in content["head"]["rounding"]] if pairs else None
+    before, last = float(net.states[2][3]), float(net.states[3][3])
+    allowed = [2 * (row[k] * before + rounding[k]) if rounding else 2 * last for k in range(3)]
+
+    class Liar(Builder):
+        def logits(self, x):
+            true = super().logits(x)
+            y = int(np.argmax(true))
+            return true + np.array([(0.98 if k == y else -0.98) * allowed[k] for k in range(3)])
+
+    net.__class__ = Liar
+    path = files(net, tmp_path, pairs=pairs)
+    assert loss < 0.98 * 2 * max(allowed)
+    rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
