@@ -19,7 +19,8 @@ def bake(model: Model) -> Model:
 
     Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer it was
     made from, with the weight it has in eval mode; everything else is copied. Prediction then costs what the plain
-    network costs, and the state dict has the plain keys.
+    network costs, and the state dict has the plain keys. A layer may also say itself what plain layers it is, by a
+    method `plain_form`: those of the Fourier domain become convolutions, blocks with relu two layers with MaxMin.
 
     Raises:
         NonFiniteWeight: if a parameter of the result is not finite; the message names it.
@@ -33,12 +34,39 @@ def bake(model: Model) -> Model:
     # and so destroy the original. Instead deepcopy is told what stands for each parametrized layer: an empty plain one,
     # filled right after. It keeps shared modules shared, and follows references from wherever they come.
     layers = [module for module in model.modules() if parametrize.is_parametrized(module)]
-    done: dict[int, Any] = {id(layer): _empty_plain(layer) for layer in layers}
+    formed = {id(layer): _plain_form(layer) for layer in layers}
+    done: dict[int, Any] = {id(layer): formed[id(layer)] or _empty_plain(layer) for layer in layers}
     for layer in layers:
-        _fill(done[id(layer)], layer, done)
+        if formed[id(layer)] is None:
+            _fill(done[id(layer)], layer, done)
+        else:
+            _take_hooks(done[id(layer)], layer, done)
     plain = copy.deepcopy(model, done)
     _check_finite(plain)
     return plain
+
+
+@torch.no_grad()
+def _plain_form(layer: nn.Module) -> nn.Module | None:
+    """What a layer says it is in plain layers; None if it says nothing. Only names and shapes may decide what it says:
+    a file of weights is read into the form that other weights have given."""
+    before = parametrize.type_before_parametrizations(layer)
+    form = vars(before).get("plain_form")  # not inherited, see _empty_plain
+    if form is None:
+        return None
+    lists = layer.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    plain: nn.Module | None = form(layer, {name: _in_eval_mode(layer, name) for name in lists})
+    if plain is not None and not any(parameter.requires_grad for parameter in layer.parameters()):
+        plain.requires_grad_(False)
+    return None if plain is None else plain.train(layer.training)
+
+
+def _take_hooks(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
+    """Hooks of the layer, besides those that its plain form has."""
+    for key, value in layer.__dict__.items():
+        if "_hooks" in key and isinstance(value, dict):
+            plain.__dict__[key].update(copy.deepcopy(value, done))
 
 
 def _empty_plain(layer: nn.Module) -> nn.Module:

@@ -38,6 +38,9 @@ def windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: S
         if k == s == 1:
             x = x.unsqueeze(2 + axis)
             continue
+        if k == s and d == 1 and x.shape[place] % k == 0:  # windows side by side: nothing is copied
+            x = x.unflatten(place, (-1, k)).movedim(place + 1, 2 + axis)
+            continue
         taps = [aten.slice.Tensor(x, place, d * t, d * t + reach, s) for t in range(k)]
         x = torch.stack(taps, 2 + axis)
     return x
@@ -64,6 +67,9 @@ def convolution(
     """
     kernel = weight.shape[2:]
     ends = [(p, p) for p in padding]
+    if transposed and _is_tiled(kernel, stride, padding, dilation, output_padding):
+        y = _tiles(x, weight, padding, output_padding, groups)
+        return y if bias is None else y + bias.view(-1, *(1,) * len(kernel))
     if transposed:
         # A transposed convolution is one of stride 1 over x with zeros put in between, kernel turned, channels swapped.
         x = _spread(x, stride)
@@ -84,6 +90,36 @@ def convolution(
         )  # (n, groups, out / groups, positions)
     y = product.reshape(-1, weight.shape[0], *positions)
     return y if bias is None else y + bias.view(-1, *(1,) * len(kernel))
+
+
+def _is_tiled(
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> bool:
+    """Whether each output of a transposed convolution has one input: windows side by side, cut at the ends at most."""
+    cut = all(more <= p for p, more in zip(padding, output_padding, strict=True))
+    return list(kernel) == list(stride) and all(d == 1 for d in dilation) and cut
+
+
+def _tiles(x: Tensor, weight: Tensor, padding: Sequence[int], output_padding: Sequence[int], groups: int) -> Tensor:
+    """Such a transposed convolution: every input becomes a window, by one matrix product."""
+    axes, (inputs, outputs) = weight.dim() - 2, weight.shape[:2]
+    kernel, sizes = weight.shape[2:], x.shape[2:]
+    rows = weight.reshape(groups, inputs // groups, outputs * math.prod(kernel)).transpose(1, 2)
+    if groups == 1:
+        y = rows[0] @ x.reshape(-1, inputs, math.prod(sizes))
+    else:
+        y = rows @ x.reshape(-1, groups, inputs // groups, math.prod(sizes))
+    y = y.reshape(-1, groups * outputs, *kernel, *sizes)
+    order = [axis for i in range(axes) for axis in (2 + axes + i, 2 + i)]
+    y = y.permute(0, 1, *order).reshape(-1, groups * outputs, *(n * k for n, k in zip(sizes, kernel, strict=True)))
+    for axis, (p, more) in enumerate(zip(padding, output_padding, strict=True), start=2):
+        if p:
+            y = aten.slice.Tensor(y, axis, p, y.shape[axis] - p + more)
+    return y
 
 
 def _pad(x: Tensor, ends: Sequence[tuple[int, int]]) -> Tensor:

@@ -4,7 +4,7 @@ Images that have to be larger are filled up with zeros, and cut afterwards; both
 pixels that lie some distance apart, are separate ones: to take them apart is an isometry.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from onelip.methods._parametrization import (
     weight_of,
     working_type,
 )
+from onelip.methods._plain_fourier import plain_periodic
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
 
 SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -38,7 +39,8 @@ def periodic(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
 class FourierConv(LipschitzModule):
     """A convolution of period `size` by its matrices at each frequency; the Fourier methods make it.
 
-    `onelip.bake` stores the matrices; the constant of the baked layer is proved from what is stored.
+    `onelip.bake` makes real convolutions of it, `onelip.methods._plain_fourier`, whose constants are proved from what
+    is stored.
 
     Args:
         layer: the convolution that it stands for: its kernel is where it begins, its bias is kept.
@@ -115,6 +117,12 @@ class FourierConv(LipschitzModule):
         original = maps.original
         assert isinstance(original, Tensor)
         return found.constant_in(original.dtype)
+
+    def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """For `onelip.bake`."""
+        return plain_periodic(
+            tensors["weight"], self.bias, input_size=self.input_size, size=self.size, spacing=self.spacing
+        )
 
     def extra_repr(self) -> str:
         spaced = f", spacing={self.spacing}" if any(d > 1 for d in self.spacing) else ""

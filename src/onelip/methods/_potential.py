@@ -9,6 +9,7 @@ V^T must be the adjoint of V exactly, borders included. The methods differ in ho
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.utils import parametrize
 from onelip.geometry import UnsupportedLayer, geometry_of
 from onelip.methods._known_bound import KnownBound
 from onelip.methods._parametrization import check_lipschitz, find_parametrization, weight_of
+from onelip.methods._plain_relu import plain_dense
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
 _SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -28,7 +30,8 @@ _WAY_OUT = "use a method without residual connection, e.g. 'aol' or 'soc'"
 class ConvexPotential(LipschitzModule):
     """x - 2 V^T relu(V x + b), times a constant; `sll` and `cpl` make it and put their parametrization on V.
 
-    `onelip.bake` stores V; the constant of the baked layer is proved from what is stored.
+    `onelip.bake` makes two layers with MaxMin between of it where V is a matrix (Linear, 1x1), by
+    `onelip.methods._plain_relu`, and stores V otherwise; the constant of what is baked is proved from what is stored.
 
     Args:
         layer: Linear or a convolution that keeps the size of images: its weight is V, its bias b.
@@ -74,6 +77,22 @@ class ConvexPotential(LipschitzModule):
         if not expansion < math.inf:
             raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
         return self.lipschitz if expansion == 1 else multiply_up(self.lipschitz, expansion)
+
+    def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
+        """For `onelip.bake`; None where the layer stays what it is."""
+        is_matrix = math.prod(self.geometry.kernel_size) == 1 and self.geometry.groups == 1
+        if not is_matrix or not self._is_bounded():
+            return None
+        V = tensors["weight"].flatten(1)
+        everything = slice(None)
+        return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
+
+    def _is_bounded(self) -> bool:
+        """Whether somebody vouches for ||V|| <= 1, but for rounding."""
+        try:
+            return self._norm_of_weight() <= 1 + 2.0**-10
+        except UnknownLipschitzConstant:
+            return False
 
     def _norm_of_weight(self) -> float:
         if not parametrize.is_parametrized(self, "weight"):

@@ -16,7 +16,7 @@ Guarantee: proved, with its rounding, for every weight.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from onelip.methods._parametrization import (
     working_type,
 )
 from onelip.methods._periodic import SERVED, check_periodic, periodic, stored_norm
+from onelip.methods._plain_relu import plain_by_frequency, plain_dense
 from onelip.methods.cayley import CayleyMaker
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 
@@ -46,8 +47,8 @@ _DENSE = Geometry(False, 1, (), (), ())
 class Sandwich(LipschitzModule):
     """sqrt(2) A^T relu(sqrt(2) B x + b), times a constant; `sandwich` makes it.
 
-    `onelip.bake` stores P = [A B], or its matrices at each frequency; the constant of the baked layer is proved from
-    what is stored.
+    `onelip.bake` makes two linear layers with MaxMin between of it, by `onelip.methods._plain_relu`; their constants
+    are proved from what is stored.
 
     Args:
         layer: what it stands for: its kind, its channels, its bias if there are as many hidden channels as outputs.
@@ -109,6 +110,20 @@ class Sandwich(LipschitzModule):
         if not square < math.inf:
             raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
         return multiply_up(square, self.lipschitz)
+
+    def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
+        """For `onelip.bake`; None where nobody says that ||P|| is at most 1."""
+        try:
+            if not self._norm_of_weight() <= 1 + 2.0**-10:
+                return None
+        except UnknownLipschitzConstant:
+            return None
+        # With z = [0 x] the layer is that part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
+        P, bias = tensors["weight"], None if self.bias is None else self.bias.detach() * math.sqrt(0.5)
+        inputs, outputs, factor = slice(self.outputs, None), slice(0, self.outputs), -self.lipschitz
+        if self.input_size:
+            return plain_by_frequency(P, bias, inputs, outputs, factor, size=self.input_size)
+        return plain_dense(P, bias, inputs, outputs, factor, axes=self.axes)
 
     def _norm_of_weight(self) -> float:
         if not parametrize.is_parametrized(self, "weight"):

@@ -27,6 +27,11 @@ class Context:
         """A node without numbers of its own."""
         return Operation(op, tuple(self.where[o.index] for o in operands), node.shape[1:], node.place, settings)
 
+    def put(self, operation: Operation) -> int:
+        """A node that a step of the graph needs before its own; its number."""
+        self.nodes.append(operation)
+        return len(self.nodes) - 1
+
     def name(self, tensor: Tensor | None, place: str, role: str) -> str | None:
         """What the state dict calls these numbers; None if they are not in it."""
         if tensor is None:
@@ -49,6 +54,7 @@ def no_rule(node: Node) -> Operation:
     """Refuse an operation by name."""
     raise ProofError(
         f"{spoken(node)}: expected an operation with a rule for its rounding, got none for it with these settings; use "
-        "linear and convolutional layers, MaxMin, GroupSort, Abs, ReLU, max and average pooling, Normalize, sums and "
-        "concatenations; give it a rule in onelip/certify/lowering and recursion.py; or ask for mode='real-arithmetic'"
+        "linear and convolutional layers, MaxMin, GroupSort, Abs, ReLU, LeakyReLU, max and average pooling, Normalize, "
+        "sums, differences and concatenations; give it a rule in onelip/certify/lowering and recursion.py; or ask for "
+        "mode='real-arithmetic'"
     )

@@ -4,10 +4,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from onelip.bounds.graph import Node, Ref
 from onelip.certify.lowering._context import Context, no_rule
+from onelip.certify.lowering.arithmetic import ARITHMETIC
 from onelip.certify.program import Operation
 
 
@@ -47,50 +46,11 @@ def _slice(low: Context, node: Node, call: Mapping[str, Any]) -> Operation | int
     return low.operation("first_channels", node, call["self"], count=node.shape[1])
 
 
-def _add(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
-    one, other = call["self"], call["other"]
-    if not (isinstance(one, Ref) and isinstance(other, Ref) and call["alpha"] == 1):
-        return no_rule(node)
-    if low.shape(one) != low.shape(other):  # broadcasting repeats numbers
-        return no_rule(node)
-    return low.operation("add", node, one, other)
-
-
 def _cat(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
     parts = call["tensors"]
     if call["dim"] % len(node.shape) != 1 or not all(isinstance(part, Ref) for part in parts):
         return no_rule(node)
     return low.operation("concat", node, *parts)
-
-
-def _times(low: Context, node: Node, operand: Any, factor: Any) -> Operation:
-    if not isinstance(operand, Ref) or isinstance(factor, Ref):
-        return no_rule(node)
-    if isinstance(factor, Tensor):
-        if factor.numel() != 1 or factor.dim() > len(node.shape):
-            return no_rule(node)
-        factor = factor.item()
-    number = float(factor)
-    if not (isinstance(factor, int | float) and number == factor and abs(number) < 2.0**500):
-        return no_rule(node)
-    return low.operation("scale", node, operand, factor=number.hex())
-
-
-def _mul(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
-    one, other = call["self"], call["other"]
-    return _times(low, node, one, other) if isinstance(one, Ref) else _times(low, node, other, one)
-
-
-def _div(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
-    divisor = call["other"]
-    # A quotient is a product only where the reciprocal is a float: for powers of two.
-    if isinstance(divisor, int | float) and divisor and abs(math.frexp(divisor)[0]) == 0.5:
-        return _times(low, node, call["self"], 1.0 / divisor)
-    return no_rule(node)
-
-
-def _neg(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
-    return _times(low, node, call["self"], -1.0)
 
 
 def _pixel_unshuffle(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
@@ -163,12 +123,8 @@ CALLS: dict[str, Callable[[Context, Node, Mapping[str, Any]], Operation | int]] 
     **dict.fromkeys(("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"), _reshape),
     "aten.permute.default": _permute,
     "aten.slice.Tensor": _slice,
-    "aten.add.Tensor": _add,
     "aten.cat.default": _cat,
-    "aten.mul.Tensor": _mul,
-    "aten.mul.Scalar": _mul,
-    "aten.div.Tensor": _div,
-    "aten.neg.default": _neg,
+    **ARITHMETIC,
     "aten.pixel_unshuffle.default": _pixel_unshuffle,
     **{f"aten.max_pool{dims}d.default": _max_pool for dims in (1, 2, 3)},
     **{f"aten.avg_pool{dims}d.default": _avg_pool for dims in (1, 2, 3)},
