@@ -12,7 +12,7 @@ from onelip.geometry import geometry_of
 from onelip.methods._parametrization import find_parametrization, original_of
 from onelip.methods._projection import project, project_after
 from onelip.methods.clipping import clipping, largest_not_above, schur_count
-from onelip.methods.lcc import lcc
+from onelip.methods.lcc import lcc, limit_batch_norm
 from onelip.methods.parseval import parseval
 from onelip.testing import exact_jacobian, exact_norm
 
@@ -147,6 +147,25 @@ def test_lcc_refuses_other_norms():
     with pytest.raises(ValueError, match="1, 2 or inf"):
         lcc(nn.Linear(2, 2), p=3)
     assert vouch(lcc(nn.Linear(2, 2), p=1)).constant is None  # sums say nothing about the L2 norm
+
+
+def test_lcc_limits_batch_norm_as_it_is_in_evaluation():
+    torch.manual_seed(0)
+    norm, small = nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([-3.0, 1.0, 0.5]))
+        norm.running_var.copy_(torch.tensor([4.0, 0.01, 1.0]))
+        small.weight.fill_(0.1)
+    before = norm.weight.detach().clone()
+    model = nn.Sequential(norm, small)
+    assert limit_batch_norm(model, lipschitz=2.0) == 2
+    assert exact_norm(norm.eval(), (3, 2, 2)) == pytest.approx(2.0, rel=1e-12)
+    assert vouch(norm).constant == pytest.approx(2.0, rel=1e-9)
+    assert torch.allclose(norm.weight / before, (norm.weight / before)[0])  # one factor for all channels
+    assert torch.equal(small.weight, torch.full((3,), 0.1, dtype=torch.float64))
+    assert limit_batch_norm(nn.Linear(2, 2)) == 0
+    with pytest.raises(ValueError, match="affine=True"):
+        limit_batch_norm(nn.BatchNorm1d(2, affine=False))
 
 
 def test_parseval_moves_singular_values_by_its_polynomial(case):

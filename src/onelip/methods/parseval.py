@@ -33,7 +33,9 @@ from onelip.methods._tight import tight_weight
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
-BETA = 3e-4
+# Against a step of length d outwards s comes to rest where beta (s^3 - s) = d. The paper's 3e-4 held networks of batch
+# normalisation through hundreds of epochs; on the digits, 20 epochs, it leaves s near 2 and a network of constant 24.
+BETA = 0.3
 
 
 class Parseval(Projection):
@@ -128,7 +130,7 @@ def parseval(module: Layer, *, beta: float = BETA, rows: float = 1.0) -> Layer:
 
     Args:
         module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
-        beta: size of the retraction after each step of the optimizer.
+        beta: size of the retraction after each step of the optimizer; 1e-4 to 3e-4 in the paper, 0.5 is Björck's step.
         rows: part of the rows that each retraction moves, chosen at random; the paper takes 0.3.
 
     Example:
@@ -150,9 +152,10 @@ METHOD = Method(
     guarantee="none",
     layers=LINEAR_LAYERS,
     apply=parseval,
-    options=({"beta": 0.1}, {"rows": 0.3}),
+    options=({"beta": 3e-4}, {"rows": 0.3}),
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
     after_step=project_step,
-    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
+    # A long step leaves the region that the retraction comes back from.
+    hyperparameters={"lr": 0.2, "weight_decay": 0.0, "gradient_clip": 1.0},
     note="bound of the stored weights in evaluation",
 )
