@@ -21,6 +21,14 @@ def swap(i, j):
     return edit
 
 
+def pad_logits(content):
+    """Logits without end, which cost a file nothing and a table of all pairs much."""
+    last = content["nodes"][-1]
+    numbers = {key: last[key] for key in ("lipschitz", "norm", "error")}
+    shape = {"inputs": [len(content["nodes"]) - 1], "count": 2**20, "shape": [2**20]}
+    content["nodes"].append({"op": "pad_channels", **shape, **numbers})
+
+
 def swap_class(content):
     content["results"][0]["class"] = (content["results"][0]["class"] + 1) % 3
 
@@ -153,6 +161,16 @@ CHANGES = {
     "dtype unknown": (change("images", "dtype", to="int8"), "images, dtype: expected one of"),
     "short logits": (change("results", 0, "logits", by=lambda v: v[:2]), "result 0, logits: expected a list of 3"),
     "short table": (change("head", "loss", by=lambda v: v[:2]), "head, loss: expected"),
+    "many logits": (pad_logits, "head: expected 2 to 4096 logits"),
+    "many radii": (change("summary", "cra", to=dict.fromkeys(map(str, range(1001)), 0.0)), "not more than 1000"),
+    "no cra": (lambda content: content["summary"].pop("cra"), "summary: cra is missing"),
+    "place": (change("nodes", 2, "place", to=1), "node 2 .*place: expected a text"),
+    "word": (change("created", to=None), "created: expected a text"),
+    "true for one": (change("nodes", 2, "groups", to=True), "node 2 .*groups: expected an integer"),
+    "true for one, derived": (change("results", 1, "index", to=True), "result 1, index: expected 1, got True"),
+    "one point nought": (change("summary", "count", to=3.0), "summary, count: expected 3, got 3.0"),
+    "one for true": (change("head", "pairs", to=1), "head, pairs: expected one of"),
+    "short hexadecimal": (change("nodes", 8, "factor", to="-0x1.9p-2"), "node 8 .*factor: expected a finite float.hex"),
     "path": (change("weights", "file", to="../plain.safetensors"), "name of a file beside"),
 }
 

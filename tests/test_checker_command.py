@@ -78,3 +78,10 @@ def test_a_file_cannot_print_a_verdict(lie, place, tmp_path, capsysbinary):
     assert said.count(b"\n") == 1
     assert b"\x1b" not in said
     assert b"\r" not in said
+
+
+def test_without_flint(tmp_path, monkeypatch, capsys):
+    path = files(small(), tmp_path)
+    monkeypatch.setitem(sys.modules, "flint", None)
+    assert report(path, quiet=True) == 2
+    assert "pip install python-flint" in capsys.readouterr().out

@@ -117,7 +117,8 @@ def test_zero_and_other_kinds(tmp_path):
 
 
 def square_of(bound, square, layer):
-    return norms.square_of(Part(bound | {"square": f"{square.numerator}/{square.denominator}"}, "bound"), layer)
+    bound = Part(bound | {"square": f"{square.numerator}/{square.denominator}"}, "bound")
+    return norms.square_of(bound, layer, *norms.to_integers(layer.weight))
 
 
 def test_extreme_weights(tmp_path):

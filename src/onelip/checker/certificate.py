@@ -17,7 +17,6 @@ from .proof import Head, Node, prove_head, prove_nodes, radius_of
 from .reading import Part, Rejected, in_hex, is_hex, need, parse_json, read, read_tensors
 
 FORMAT, VERSION = "onelip certificate", 1
-WORDS = ("onelip", "created", "statement", "arithmetic")
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
 Say = Callable[[str], None]
 Verdict = dict[str, Any]
@@ -26,9 +25,8 @@ Found = list[tuple[int, list[Fraction], Fraction]]  # class, logits, radius of e
 
 def check_file(part: Part, folder: Path, given: Path | None) -> bytes:
     """The bytes of a file that the certificate names: beside it, or where the user says."""
-    name = part.take(
-        "file", lambda v: type(v) is str and v == Path(v).name, "the name of a file beside the certificate"
-    )
+    name = part.text("file")
+    need(name == Path(name).name, f"{part.where}, file: expected the name of a file beside it, got {name!r:.80}")
     data = read(given or folder / name)
     right = part.text("sha256") == hashlib.sha256(data).hexdigest()
     need(right, f"{part.where}: another file than the one that was certified")
@@ -118,12 +116,13 @@ def check(
     Raises:
         Rejected: if anything in the certificate is not as it is derived here.
         Unreadable: if a file is not there.
+        ImportError: without python-flint.
     """
     certificate = parse_json(read(path), "certificate")
     need(certificate.get("format") == FORMAT, f"expected a {FORMAT}")
-    version = repr(certificate.get("version"))
+    got = repr(certificate.get("version"))
     need(
-        version == repr(VERSION), f"expected version 1, got {version:.80}; use the checker of the onelip that wrote it"
+        got == repr(VERSION), f"expected version {VERSION}, got {got:.80}; use the checker of the onelip that wrote it"
     )
     body = {key: value for key, value in certificate.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -141,11 +140,10 @@ def check(
     cap = below(up_root(math.prod(shape)))  # the largest float whose square is below n
     found, labels = check_results(whole.items("results"), head, cap, dtype)
     check_summary(summary, found, labels)
-    for part, names in ((whole, WORDS), (told, ("source", "sha256"))):
-        for name in names:
-            part.text(name)
-    if not told.is_null("file"):
-        told.text("file")
+    for key in ("onelip", "created", "statement", "arithmetic"):
+        whole.text(key)
+    for key in ("source", "sha256", *(() if told.is_null("file") else ("file",))):
+        told.text(key)
     told.agree(count=len(found), shape=shape)
     first = {"shape": shape, "norm": in_hex(nodes[0].norm), "error": in_hex(nodes[0].error)}
     divide = {"divide_by": DIVISORS[dtype]}

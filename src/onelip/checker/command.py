@@ -18,7 +18,7 @@ def report(path: Path, *files: Path | None, as_json: bool = False, quiet: bool =
     except Unreadable as error:
         reason, code = str(error), 2
     except ImportError as error:
-        reason, code = f"{error}; pip install python-flint numpy", 2
+        reason, code = f"{error}; pip install python-flint", 2
     except Rejected as error:
         reason, code = str(error), 1
     except Exception as error:  # what nobody thought of is no proof either

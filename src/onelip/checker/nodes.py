@@ -43,11 +43,11 @@ def constant(node: Part, key: str) -> Fraction:
 def rule_of_map(node: Part, shape: Shape, size: Fraction, tensors: dict[str, np.ndarray]) -> Rule:
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
     layer = map_of(node, shape, tensors)
-    whole, e = to_integers(np.abs(layer.weight))
-    sums = whole.reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
+    whole, e = to_integers(layer.weight)
+    sums = np.abs(whole).reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
     A = up_root(int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e)  # by Schur
     B = up_root(squares(layer.bias) * math.prod(layer.shape[1:]))
-    sigma = up_root(square_of(node.part("bound"), layer))
+    sigma = up_root(square_of(node.part("bound"), layer, whole, e))
     node.own |= {"sigma": in_hex(sigma), "absolute": in_hex(A), "bias_norm": in_hex(B)}
     need(A * size + B < LIMIT, f"{node.where}: might overflow")
     n = layer.inner + 2

@@ -149,12 +149,11 @@ def is_bounded(square: Fraction, whole: np.ndarray, e: int, floats: np.ndarray) 
     return all(int(rows[i, 0]) - abs(x) + abs(wanted - x) <= allowed for i, x in enumerate(diagonal))
 
 
-def square_of(bound: Part, layer: Map) -> Fraction:
-    """The bound on ||W||^2 that the witness proves; it must be the one that is written."""
+def square_of(bound: Part, layer: Map, whole: np.ndarray, e: int) -> Fraction:
+    """The bound on ||W||^2 that the witness proves, W = 2^e whole; it must be the one that is written."""
     kind, side = bound.choice("kind", "zero", "schur", "cholesky"), bound.choice("side", "inputs", "outputs")
     steps = bound.integer("steps", 1, 4 if kind == "schur" else 1)
-    where, (whole, e) = bound.where, to_integers(layer.weight)
-    taps = kernels(whole, layer, side)
+    where, taps = bound.where, kernels(whole, layer, side)
     if kind == "schur":
         scales, (groups, _, columns) = bound.items("scale"), next(iter(taps.values())).shape
         right = len(scales) == groups and all(are_integers(q, columns, 1, 2**2000) for q in scales)
