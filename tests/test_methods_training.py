@@ -108,9 +108,10 @@ class Killer(Display):
             raise Killed
 
 
-@pytest.mark.parametrize("method", ["lcc", "gloro", "spectral-norm", "gradient-penalty"])
+@pytest.mark.parametrize("method", ["lcc", "gloro", "spectral-norm", "gradient-penalty", "parseval rows=0.3", "emma"])
 def test_a_run_that_was_killed_ends_with_the_same_bits(method, tmp_path):
-    recipe = with_method(SMALL, method).replace(epochs=2)
+    name, *options = method.split()
+    recipe = with_method(SMALL, name).replace(epochs=2, method_options=tuple(options))
     train(recipe, tmp_path / "whole")
     with pytest.raises(Killed):
         train(recipe, tmp_path / "run", display=Killer(4), save_steps=3)
@@ -138,6 +139,7 @@ def test_hyperparameters_of_a_method_change_only_what_is_its_own():
     recipe = with_method(preset("digits"), "lmt")
     assert (recipe.offset, recipe.temperature, recipe.method) == (0.0, 1.0, "lmt")
     assert (recipe.data, recipe.model, recipe.epochs) == ("digits", "patchwise-tiny", preset("digits").epochs)
+    assert with_method(preset("paper"), "emma").gradient_clip == 3.0
     assert with_method(preset("paper"), None) == preset("paper")
     assert with_method(preset("paper"), "none").method == "none"
     with pytest.raises(RecipeError, match="did you mean 'gloro'"):
