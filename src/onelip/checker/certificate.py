@@ -91,10 +91,11 @@ def check_logits(images: np.ndarray, nodes: list[Node], head: Head, cap: Fractio
     Two runs of one program are apart by at most twice its error: each logit by `tolerance`, each margin by `loss`.
     """
     apart, smaller, rows = ZERO, ZERO, []
+    batch = min(100, 1 + 2**27 // sum(math.prod(node.rule.shape) for node in nodes))  # in some gigabytes
     for i, (y, logits, radius) in enumerate(found):
         if i == len(rows):
             say(f"images: {i} of {len(found)}")
-            rows += run(nodes, images[i : i + 100].astype(np.float64) / DIVISORS[str(images.dtype)])
+            rows += run(nodes, images[i : i + batch].astype(np.float64) / DIVISORS[str(images.dtype)])
         own = [Fraction(v) for v in rows[i]]
         off = [a - b for a, b in zip(own, logits, strict=True)]
         close = all(abs(a) <= t for a, t in zip(off, head.tolerance, strict=True))

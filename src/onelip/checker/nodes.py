@@ -5,9 +5,9 @@ Programs run on arrays (*sample, batch): the batch comes last, so that axes coun
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -67,26 +67,26 @@ def rule_of_pool(op: str, node: Part, shape: Shape, size: Fraction) -> Rule:
         out.append((n + 2 * p - d * (k - 1) - 1) // s + 1)
         need(out[-1] >= 1, f"{node.where}: the kernel is larger than the input")
         need(op != "concatenate" or n % k == 0, f"{node.where}: windows of {k} do not tile {n}")
-        # The first tap of window o that is not left of pixel 0 must be one, and not right of the last pixel.
-        first = ((s * o - p, max(0, (p - s * o + d - 1) // d)) for o in range(out[-1]))
-        filled = all(tap < k and start + d * tap < n for start, tap in first)
+        # Windows that begin left of pixel 0 need a tap between the first and the last pixel; none may begin behind it.
+        taps = [(o, (p - s * o + d - 1) // d) for o in range(min(out[-1], -(-p // s)))]
+        filled = s * (out[-1] - 1) - p < n and all(t < k and s * o + d * t - p < n for o, t in taps)
         need(filled, f"{node.where}: a window holds no pixel, its maximum is -infinity")
         readers *= -(-k // (s // math.gcd(s, d)))  # taps t with s o + d t = i + p: one in s / gcd(s, d) of them
 
-    def windows(x: np.ndarray) -> np.ndarray:  # (channels, K, *out, batch)
+    def views(x: np.ndarray) -> Iterator[np.ndarray]:
+        """What each tap reads: (channels, *out, batch)."""
         x = np.pad(x, [(0, 0), *zip(padding, padding, strict=True), (0, 0)], constant_values=-np.inf)
-        taps = itertools.product(*map(range, kernel))
-        return np.stack([x[window(t, stride, dilation, out)] for t in taps], axis=1)
+        return (x[window(t, stride, dilation, out)] for t in itertools.product(*map(range, kernel)))
 
     K, shape = math.prod(kernel), (channels, *out)
     if op == "concatenate":
-        return Rule((channels * K, *out), lambda x: windows(x).reshape(channels * K, *out, -1))
+        return Rule((channels * K, *out), lambda x: np.stack([*views(x)], axis=1).reshape(channels * K, *out, -1))
     if op == "max_pool":
-        return Rule(shape, lambda x: windows(x).max(axis=1), up_root(readers))
+        return Rule(shape, lambda x: reduce(np.maximum, views(x)), up_root(readers))
     scale = constant(node, "scale")
     factor = up_root(scale**2 * K * readers)  # by Schur: row sums are scale K, column sums scale readers
     rounding = gamma(K + 4) * factor * size + (K + 2) * ETA * math.prod(shape)
-    return Rule(shape, lambda x: windows(x).sum(axis=1) * float(scale), factor, ZERO, rounding)
+    return Rule(shape, lambda x: reduce(np.add, views(x)) * float(scale), factor, ZERO, rounding)
 
 
 def rule_of(op: str, node: Part, shapes: list[Shape], size: Fraction, tensors: dict[str, np.ndarray]) -> Rule:
