@@ -112,12 +112,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--only", nargs="+", help="these methods, and nothing is published")
     args = parser.parse_args()
     rows = []
     if not torch.cuda.is_available():
         # Some of orthogonium's older layers ask for a GPU when they are made; they work without.
         setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)  # noqa: B010
     for kind, method, ours, name, theirs in public_layers():
+        if args.only and method not in args.only:
+            continue
         try:
             steps: dict[str, Callable[[], object]] = {
                 "ours": step_of(ours(), args.batch, kind),
@@ -129,6 +132,8 @@ def main() -> None:
             ratio, why = None, f"{type(error).__name__}: {error}"[:100]
         rows.append({"layer": kind, "method": method, "theirs": name, "theirs / ours": ratio, "why not": why})
         print(rows[-1], flush=True)
+    if args.only:
+        return
     publish("public_layers", rows, what=f"forward and backward of a layer in training, batch {args.batch}")
 
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from onelip.export import NonFiniteWeight, bake
 from onelip.geometry import UnsupportedLayer
-from onelip.methods import _orthogonal, aoc, bcop, bjorck, cholesky, last_layer, oni, soc
+from onelip.methods import _bjorck_steps, aoc, bcop, bjorck, cholesky, last_layer, oni, soc
+from onelip.methods._bjorck_steps import bjorck_steps
 from onelip.methods._block_kernels import grown
-from onelip.methods._orthogonal import bjorck_steps
 from onelip.methods._parametrization import claim_of, find_parametrization, original_of
 from onelip.methods._skew import exponential, gain, skew_kernel, skew_norm_bound
 from onelip.nn._base import UnknownLipschitzConstant
@@ -56,8 +56,10 @@ def test_contract(method, check):
 def naive_bjorck(X, steps, scaling):
     G = X.T @ X
     a, n = G.trace() / len(G), len(G)
-    spread = ((1 - 1 / n) * (G - a * torch.eye(n, **DOUBLE)).square().sum()).sqrt()
-    bound = min(G.norm(), G.abs().sum(1).max(), a + spread)
+    rest = G - a * torch.eye(n, **DOUBLE)
+    spread = ((1 - 1 / n) * rest.square().sum()).sqrt()
+    R = rest @ rest
+    bound = min(G.norm(), G.abs().sum(1).max(), a + spread, a + R.norm().sqrt(), a + R.abs().sum(1).max().sqrt())
     assert bound >= torch.linalg.matrix_norm(G, 2) * (1 - 1e-14)
     X = X / (G.norm() if scaling == "frobenius" else max(a, bound / 2)).sqrt()
     for _ in range(steps):
@@ -118,7 +120,7 @@ def test_derivatives_where_steps_end_early():
 
 def test_the_gram_matrix_of_half_of_the_blocks():
     X = randn(2, 30, 600)
-    G = _orthogonal.symmetric_gram(X)
+    G = _bjorck_steps.symmetric_gram(X)
     torch.testing.assert_close(G, X.mT @ X, rtol=0, atol=1e-12)
     off_diagonal = G.triu(300)
     assert torch.equal(off_diagonal, G.tril(-300).mT)  # the same bits: multiplied out once
@@ -128,8 +130,8 @@ def test_stops_where_it_is_orthogonal(monkeypatch):
     Q = torch.linalg.qr(randn(20, 20)).Q[None]
     torch.testing.assert_close(bjorck_steps(Q, 50), Q, rtol=0, atol=1e-13)
     taken = []
-    apply = _orthogonal._Step.apply
-    monkeypatch.setattr(_orthogonal._Step, "apply", lambda *args: taken.append(args) or apply(*args))
+    apply = _bjorck_steps._Step.apply
+    monkeypatch.setattr(_bjorck_steps._Step, "apply", lambda *args: taken.append(args) or apply(*args))
     bjorck_steps(Q, 50)
     assert len(taken) == 1
     bjorck_steps(randn(1, 96, 96, dtype=torch.float32), 4)

@@ -37,7 +37,7 @@ def scouting(nearest: Nearest, program: Program, seed: int) -> Nearest:
 
 
 def take_over(nearest: Nearest, scouted: Nearest) -> Tensor:
-    """Look along the scout's rays, and along the boundary to the nearest flip; returns the rows that it gave no flip."""
+    """Look along the scout's rays, and along the boundary to the nearest flip; returns rows still without one."""
     rows = nearest.rows
     known = scouted.distances[rows]
     shown = rows[known.isfinite() & (known > 0)]

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from onelip._precision import full_precision
 from onelip.geometry import Geometry, UnsupportedLayer
-from onelip.methods._orthogonal import UNIT64, bjorck_steps, check_steps, of_moderate_size, stored_constant
+from onelip.methods._bjorck_steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size
+from onelip.methods._orthogonal import check_steps, stored_constant
 from onelip.methods._parametrization import LipschitzParametrization, working_type
 from onelip.methods._tight import orthogonal_columns, tight_weight
 
@@ -131,11 +132,12 @@ class BlockOrthogonal(LipschitzParametrization):
     def constant_in(self, dtype: torch.dtype) -> float:
         """The constant with its rounding.
 
-        In units of c^2 2^-53, c the channels: 16 start^2 for R; for each factor four times the 8 of its V, by (1), and
-        4 for each tap in growing. Storing moves each entry by u, the norm by u sqrt(rank * taps).
+        Twice what R misses; for each factor four times what its V misses, by (1), and 4 c^2 2^-53 for each tap in
+        growing, c the channels. Storing moves each entry by u, the norm by u sqrt(rank * taps).
         """
-        start, taps, c = math.prod(self.start), math.prod(self.taps), self.channels
-        excess = (16 * start * start + len(self.factors) * (32 + 4 * taps)) * c * c * UNIT64
+        c, growing = self.channels, 4 * math.prod(self.taps) * self.channels**2 * UNIT64
+        excess = 2 * excess_of_steps(self.rows, math.prod(self.start) * c)
+        excess += sum(4 * excess_of_steps(c, self.rank(level)) + growing for _, level in self.factors)
         _, rows, columns, *reads = self.geometry.kernel_shape(self.weight_shape, "inputs")
         rank = min(rows, columns) * math.prod(reads)
         return stored_constant(self.lipschitz, excess, rank, rows * columns * math.prod(reads) ** 2, dtype)

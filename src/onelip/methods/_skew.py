@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onelip.gram.row_sums import absolute_row_sums
-from onelip.methods._orthogonal import of_moderate_size, widest_type
+from onelip.methods._bjorck_steps import of_moderate_size, widest_type
 
 # Added to the sums r (of a kernel with entries up to 2 or 4): larger sums only lower the norm, and a channel of next to
 # nothing is not blown up, nor are its gradients.

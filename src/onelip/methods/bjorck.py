@@ -3,7 +3,7 @@
 Citation: Cem Anil, James Lucas, Roger Grosse, "Sorting out Lipschitz function approximation", ICML 2019; the iteration
 is of Björck and Bowie, 1971. The activation is `onelip.nn.GroupSort`.
 
-Inequality: with ||X|| <= 2, the step X (3/2 I - 1/2 X^T X) has norm at most 1; `onelip.methods._orthogonal`, (1).
+Inequality: with ||X|| <= 2, the step X (3/2 I - 1/2 X^T X) has norm at most 1; `onelip.methods._bjorck_steps`, (1).
 Assumes: zero padding of any amount, or circular padding of at most dilation * (kernel_size - 1) in total.
 Guarantee: proved, with its rounding, for every P and every number of steps: too few cost orthogonality, not soundness.
 Higher orders exceed 1 for singular values above 1 and are left out. A convolution is made orthogonal as a reshaped
@@ -16,8 +16,9 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.methods._bjorck_steps import bjorck_steps
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import ReshapedOrthogonal, bjorck_steps, check_steps
+from onelip.methods._orthogonal import ReshapedOrthogonal, check_steps
 from onelip.methods._parametrization import attach, weight_of
 
 Layer = TypeVar("Layer", bound=nn.Module)

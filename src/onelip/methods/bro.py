@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onelip.methods._bjorck_steps import UNIT64
 from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
-from onelip.methods._orthogonal import UNIT64
 from onelip.methods._periodic import SERVED, replaced
 
 

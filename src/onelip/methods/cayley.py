@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from onelip.methods._bjorck_steps import UNIT64, of_moderate_size
 from onelip.methods._fourier import Maker, shrunk
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import UNIT64, of_moderate_size
 from onelip.methods._periodic import SERVED, replaced
 
 # alpha up to this times sqrt(columns): beyond, singular values are next to -1 anyway, and the solver would lose digits.

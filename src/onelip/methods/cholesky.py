@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.methods._bjorck_steps import UNIT64, of_moderate_size, widest_type
 from onelip.methods._method import Method
-from onelip.methods._orthogonal import UNIT64, ReshapedOrthogonal, of_moderate_size, widest_type
+from onelip.methods._orthogonal import ReshapedOrthogonal
 from onelip.methods._parametrization import attach, weight_of
 
 Layer = TypeVar("Layer", bound=nn.Module)

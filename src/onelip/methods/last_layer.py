@@ -24,8 +24,9 @@ from torch.nn.utils import parametrize
 
 from onelip._precision import full_precision
 from onelip.geometry import Geometry, UnsupportedLayer, geometry_of
+from onelip.methods._bjorck_steps import of_moderate_size, widest_type
 from onelip.methods._method import Method
-from onelip.methods._orthogonal import of_moderate_size, stored_constant, widest_type
+from onelip.methods._orthogonal import stored_constant
 from onelip.methods._parametrization import (
     LipschitzParametrization,
     attach,

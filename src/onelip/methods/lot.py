@@ -5,14 +5,14 @@ NeurIPS 2022.
 
 Inequality: W = (V V*)^(-1/2) V has singular values 1. The authors' coupled Newton iteration for the inverse root is,
 multiplied with V, the same as X <- X (3/2 I - 1/2 X* X); and that has norm at most 1 after one step from ||X||^2 <= 2,
-converged or not (`onelip.methods._orthogonal`, (1)). Convolutions: at each frequency; `onelip.methods._fourier`, (1).
+converged or not (`onelip.methods._bjorck_steps`, (1)). Convolutions: at each frequency; `onelip.methods._fourier`, (1).
 Assumes: convolutions keep the size and are made for one size of images; stride 1, or the kernel's size; one group. Zero
 padding becomes a border of zeros that is cut off afterwards, as the authors do; circular padding is exact.
 Guarantee: proved, with its rounding, for every V and every number of steps: too few cost orthogonality, not soundness.
 No epsilon is added anywhere: a zero stays a zero.
 
 Note [Rounding]
-    As in `onelip.methods._orthogonal`, Note [Rounding], for real matrices of twice the size: 8 (2 m) (2 n) 2^-53.
+    As in `onelip.methods._bjorck_steps`, Note [Rounding], for real matrices of twice the size: 8 (2 m) (2 n) 2^-53.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from onelip.methods._bjorck_steps import UNIT64
 from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
-from onelip.methods._orthogonal import check_steps, excess_of_last_step
+from onelip.methods._orthogonal import check_steps
 from onelip.methods._periodic import SERVED, replaced
 
 
@@ -61,7 +62,7 @@ class LOTMaker(Maker):
         return X
 
     def excess(self) -> float:
-        return excess_of_last_step(2 * self.rows, 2 * self.columns)
+        return 8 * (2 * self.rows) * (2 * self.columns) * UNIT64
 
 
 def _divisor(G: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from onelip.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.methods._bjorck_steps import bjorck_steps
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import bjorck_steps
 from onelip.methods._parametrization import attach, weight_of
 from onelip.methods.bjorck import Bjorck
 

@@ -22,8 +22,9 @@ from torch.nn.utils import parametrize
 
 from onelip._precision import full_precision
 from onelip.geometry import Geometry, UnsupportedLayer, geometry_of
+from onelip.methods._bjorck_steps import UNIT64
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import UNIT64, stored_constant
+from onelip.methods._orthogonal import stored_constant
 from onelip.methods._parametrization import (
     LipschitzParametrization,
     attach,
