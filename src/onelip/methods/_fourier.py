@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from onelip._precision import full_precision
 from onelip.geometry import Geometry
-from onelip.methods._orthogonal import of_moderate_size, stored_constant, widest_type
+from onelip.methods._bjorck_steps import of_moderate_size, widest_type
+from onelip.methods._orthogonal import stored_constant
 from onelip.methods._parametrization import (
     LipschitzParametrization,
     working_type,

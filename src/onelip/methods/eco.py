@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onelip.methods._bjorck_steps import UNIT64
 from onelip.methods._fourier import Maker, shrunk
 from onelip.methods._method import Method, PaperRow
-from onelip.methods._orthogonal import UNIT64
 from onelip.methods._periodic import SERVED, replaced
 
 # Norm of what is exponentiated, at most this times sqrt(channels) in the Frobenius norm: every unitary matrix is the
