@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelip.data import ImageData, batches, validation_split
 from onelip.training.build import build_model, make_augmentation, set_layout
@@ -51,6 +51,8 @@ def training_step(recipe: Recipe, num_classes: int, shape: tuple[int, int, int])
         )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if recipe.gradient_clip:
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
         optimizer.step()
         objective.after_step()
         float(loss.detach())  # as the loop does; waits for a GPU
