@@ -222,6 +222,8 @@ def _is_lossy(value: object, like: object) -> bool:
 
 def _with_exact_number(operation: Callable[..., Tensor]) -> Callable[..., Any]:
     def rule(x: Tensor, number: object, **settings: Any) -> Any:
+        if _is_lossy(settings.get("alpha"), x) and isinstance(number, Tensor):  # x + alpha y
+            return operation(x, aten.mul.Tensor(number, exact_number(settings["alpha"], x)))
         return operation(x, exact_number(number, x), **settings) if _is_lossy(number, x) else NotImplemented  # pyright: ignore
 
     return rule

@@ -58,8 +58,8 @@ def _times(low: Context, node: Node, operand: Any, factor: Any) -> Operation:
 def _standardised(low: Context, node: Node, operand: int, mean: float, std: float) -> Operation:
     """(x - mean) / std with numbers that are in no weight file."""
     names = {"mean": None, "std": None}
-    channels = node.shape[1]
-    tensors = {role: torch.full((channels,), value).double() for role, value in (("mean", mean), ("std", std))}
+    ones = torch.ones(node.shape[1], dtype=torch.float64)
+    tensors = {"mean": mean * ones, "std": std * ones}
     return Operation("normalize", (operand,), node.shape[1:], node.place, names, tensors, names)
 
 

@@ -1,4 +1,4 @@
-"""Rules for the layers of `onelip.nn`, by exact class."""
+"""Rules for the layers of `onelip.nn` and for residual blocks, by exact class."""
 
 import math
 from collections.abc import Callable
@@ -7,9 +7,11 @@ from typing import Any
 
 from onelip.bounds.graph import Node
 from onelip.certify.lowering._context import Context, no_rule, spoken
+from onelip.certify.lowering.blocks import potential
 from onelip.certify.lowering.calls import average
 from onelip.certify.program import Operation
 from onelip.certify.rounding import ProofError
+from onelip.methods._potential import ConvexPotential
 from onelip.nn.absolute import Abs
 from onelip.nn.channels import FirstChannels, PadChannels
 from onelip.nn.groupsort import GroupSort
@@ -83,6 +85,7 @@ LAYERS: dict[type, Callable[[Context, Node, Any], Operation]] = {
     FirstChannels: _channels("first_channels"),
     PadChannels: _channels("pad_channels"),
     Normalize: _normalize,
+    ConvexPotential: potential,
     **dict.fromkeys((ConcatenationPool1d, ConcatenationPool2d, ConcatenationPool3d), _concatenation),
     **dict.fromkeys((LipschitzAvgPool1d, LipschitzAvgPool2d, LipschitzAvgPool3d), _lipschitz_average),
 }
