@@ -46,6 +46,21 @@ def test_convolution_is_torchs(arguments):
     assert bool(((got - expected).abs() <= 1e-13).all())
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("extra", [[0, 0], [1, 0]])
+def test_windows_side_by_side(groups, extra):
+    """Kernels as large as the stride, as the Fourier methods have them: one product, whatever the size."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 3, 6, dtype=torch.float64)
+    there, back = torch.randn(6, 4 // groups, 3, 2).double(), torch.randn(4, 6 // groups, 3, 2).double()
+    for arguments in (
+        (x, there, None, [3, 2], [0, 0], [1, 1], False, [0, 0], groups),
+        (x, back, None, [3, 2], [1, 0], [1, 1], True, extra, groups),
+    ):
+        expected = aten.convolution(*arguments)
+        torch.testing.assert_close(lowering.convolution(*arguments), expected, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize(
     "settings", [([2],), ([3], [2]), ([3], [2], [1]), ([2], [], [0], False, True, 3), ([3], [1], [1], False, False, 7)]
@@ -102,6 +117,9 @@ def test_rules_act_on_lossy_numbers_only():
     assert multiply(x, x) is NotImplemented
     assert multiply(x.float(), 0.1) is NotImplemented
     assert multiply(x, math.inf) is NotImplemented
+    add = table[aten.add.Tensor]
+    assert torch.equal(add(x, x, alpha=0.1), x + 0.1 * x)
+    assert add(x, x, alpha=0.5) is NotImplemented
     clamp = table[aten.clamp.default]
     assert torch.equal(clamp(x, -0.1, 0.3), x.clamp(-0.1, 0.3))
     assert torch.equal(clamp(x, 0, 0.3), x.clamp(0, 0.3))
