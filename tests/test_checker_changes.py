@@ -171,6 +171,16 @@ CHANGES = {
     "one point nought": (change("summary", "count", to=3.0), "summary, count: expected 3, got 3.0"),
     "one for true": (change("head", "pairs", to=1), "head, pairs: expected one of"),
     "short hexadecimal": (change("nodes", 8, "factor", to="-0x1.9p-2"), "node 8 .*factor: expected a finite float.hex"),
+    "concat of two shapes": (change("nodes", 9, "inputs", to=[4, 8]), "node 9 .*equal shapes but for the channels"),
+    "concat of one": (change("nodes", 9, "inputs", to=[7]), "node 9 .*two inputs or more"),
+    "no output": (lambda c: c["nodes"][2].update(dilation=[9, 9]), "node 2 .*expected to make a shape"),
+    "negative padding": (change("nodes", 2, "padding", 1, to=[1, -1]), "node 2 .*padding: expected two integers"),
+    "many channels": (
+        lambda c: c["nodes"][3].update(op="pad_channels", count=2**27),
+        "node 3 .*expected to make a shape",
+    ),
+    "more of a file": (change("weights", "more", to=1), "weights: unknown 'more'"),
+    "no results": (change("results", to=[]), "results: expected one or more"),
     "path": (change("weights", "file", to="../plain.safetensors"), "name of a file beside"),
 }
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from _certificates import Builder, up_root
-from _certified_networks import dyadic, everything, files, no_head, pixels, quiet, rejected, scale, small
+from _certified_networks import change, dyadic, everything, files, no_head, pixels, quiet, rejected, scale, small
 
 from onelip.checker import Rejected, check, norms
 from onelip.checker.layers import Map
@@ -222,3 +222,24 @@ def test_numbers_that_may_overflow(tmp_path):
     for _ in range(2):
         scale(net, 2.0**260)
     rejected(files(net, tmp_path, pairs=False), "numbers beyond 2.500")
+
+
+def test_sums_that_may_overflow(tmp_path):
+    """|W| may be much longer than W."""
+    net = Builder((2,))
+    for power in (260, 236):
+        scale(net, 2.0**power)
+    net.map([[64, 64], [64, -64]])
+    rejected(files(net, tmp_path), "node 3 .*might overflow")
+
+
+def test_nodes_that_do_not_fit_their_input(tmp_path):
+    net = Builder((1, 3))
+    net.exact("concatenate", (2, 1), lambda x: x[:, :2].T, kernel=[2])
+    net.exact("flatten", (2,), np.ravel)
+    rejected(files(net, tmp_path, pairs=False), "node 1 .*windows of 2 do not tile 3")
+    net = Builder((3,))
+    net.exact("maxmin", (3,), lambda x: x, axis=0)
+    rejected(files(net, tmp_path, pairs=False), "node 1 .*groups of 2 do not divide axis 0")
+    path = files(quiet(), tmp_path, edit=change("nodes", 3, "shape", to=[1, 2, 3]))
+    rejected(path, "node 3 .*expected a shape of 4 entries")
