@@ -113,6 +113,7 @@ def load_run(path: str | Path) -> LoadedRun:
         _fill(model, run.weights, WEIGHTS_FORMAT)
         plain = bake(model)
         _fill(plain, run.plain, PLAIN_FORMAT)
+    set_layout(plain, config.recipe)  # also of layers that are plain for the first time
     constants = constants_of(model.eval(), plain.eval(), config.recipe, config.shape, effort="high")
     return LoadedRun(config, model, plain, constants.total, is_finished, constants.pairs, constants.mode)
 
