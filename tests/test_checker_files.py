@@ -10,7 +10,7 @@ import pytest
 from _certificates import Builder, safetensors, sealed, write
 from _certified_networks import change, everything, files, pixels, rejected, small, without_node
 
-from onelip.checker import Rejected, Unreadable, check, report
+from onelip.checker import Rejected, Unreadable, check, reading, report
 from onelip.checker.reading import read_tensors
 
 
@@ -87,7 +87,7 @@ BROKEN_WEIGHTS = {
     "beyond the end": (file_of({"a": entry()})[:-1], "data_offsets: expected 2 integers from 0 to 7"),
     "rest": (file_of({"a": entry()}, bytes(9)), "holes"),
     "hole": (file_of({"a": entry(offsets=(4, 12))}, bytes(12)), "holes"),
-    "overlap": (file_of({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)), "overlap"),
+    "overlap": (file_of({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12)), "tensors overlap$"),
     "overlap and hole": (file_of({"a": entry(), "b": entry()}, bytes(16)), "overlap, or leave holes"),
     "metadata": (file_of({"__metadata__": {"a": 1}, "a": entry()}), "metadata are no words"),
     "more": (file_of({"a": entry() | {"device": "cpu"}}), "unknown 'device'"),
@@ -226,3 +226,9 @@ def test_margins_are_compared_more_closely_than_logits(pairs, tmp_path):
     path = files(net, tmp_path, pairs=pairs)
     assert loss < 0.98 * 2 * max(allowed)
     rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
+
+
+def test_files_without_end(tmp_path, monkeypatch):
+    path = files(small(), tmp_path)
+    monkeypatch.setattr(reading, "MAX_FILE", 100)
+    rejected(path, "larger than 100 bytes")
