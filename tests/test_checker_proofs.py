@@ -159,7 +159,7 @@ def test_steps(kind):
 
 
 def test_witnesses_of_four_and_five_steps(tmp_path):
-    """Both are true; a fifth step would take a checker hours."""
+    """Both are true; the format ends at four."""
     for steps in (4, 5):
         net = Builder((2,))
         net.map(np.array([[1, 1], [0, 1]]) / 64, steps=steps)
