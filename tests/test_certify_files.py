@@ -50,6 +50,18 @@ def test_the_checker_accepts_every_operation(everything):
     assert verdict["cra"] == found.cra()
 
 
+def test_radii_of_the_summary_are_those_that_the_checker_reads(everything, tmp_path):
+    folder, _, found, images = everything
+    files = WeightFile(folder / "plain.safetensors")
+    radii = (0.1, 0.1234567, 36 / 255, 2.0)
+    write_certificate(tmp_path / "cert.json", found, images, files, source="", radii=radii)
+    verdict = checker.check(tmp_path / "cert.json", weights=folder / "plain.safetensors")
+    assert list(verdict["cra"]) == ["1/10", "1234567/10000000", "36/255", "2"]
+    with pytest.raises(ProofError, match=r"at most nine digits.*got 0\.12345678901"):
+        write_certificate(tmp_path / "other.json", found, images, files, source="", radii=[0.12345678901])
+    assert not (tmp_path / "other.json").exists()
+
+
 def test_the_file_says_what_was_found(everything):
     folder, _, found, images = everything
     content = json.loads((folder / "cert.json").read_text())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onelip._version import __version__
-from onelip.certify.certification import Certification
+from onelip.certify.certification import Certification, radius_name
 from onelip.certify.images import DTYPES, images_hash
 from onelip.certify.margins import PAPER_RADII
 from onelip.certify.program import Operation
@@ -267,5 +267,8 @@ def _results(certification: Certification) -> list[dict[str, Any]]:
 def _summary(certification: Certification, radii: Sequence[float]) -> dict[str, Any]:
     summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified()}
     if certification.labels is not None:
+        odd = [radius for radius in radii if "." in radius_name(radius) or "e" in radius_name(radius)]
+        if odd:
+            raise ProofError(f"expected radii of at most nine digits in a certificate file, got {odd[0]!r}; round it")
         summary |= {"accuracy": certification.accuracy(), "cra": certification.cra(radii)}
     return summary

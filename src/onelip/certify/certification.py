@@ -133,14 +133,14 @@ class Certification:
 
 
 def radius_fraction(radius: float) -> Fraction:
-    """The radius that is meant: k/255 where a float is next to it.
+    """The radius that is meant: k/255 where a float is next to it, else the decimal that it is written as.
 
     Example:
-        >>> radius_fraction(36 / 255), radius_fraction(0.5)
-        (Fraction(12, 85), Fraction(1, 2))
+        >>> radius_fraction(36 / 255), radius_fraction(0.1)
+        (Fraction(12, 85), Fraction(1, 10))
     """
     near = Fraction(round(radius * 255), 255)
-    return near if abs(near - Fraction(radius)) < Fraction(1, 10**12) else Fraction(radius)
+    return near if abs(near - Fraction(radius)) < Fraction(1, 10**12) else Fraction(repr(float(radius)))
 
 
 def radius_name(radius: float) -> str:
@@ -153,4 +153,4 @@ def radius_name(radius: float) -> str:
     exact = radius_fraction(radius)
     if 255 % exact.denominator == 0 and exact.denominator > 1:
         return f"{exact * 255}/255"
-    return str(exact) if exact.denominator < 10**6 else f"{radius:g}"
+    return str(exact) if max(exact.numerator, exact.denominator) < 10**9 else repr(float(radius))
