@@ -251,7 +251,8 @@ def test_broken_is_an_exact_comparison():
         radii=torch.tensor(claims, dtype=torch.float64),
     )
     assert found.broken.tolist() == [True, False, True, False, True, True]
-    assert found.accuracy(torch.zeros(6, dtype=torch.int64), 0.1) == 0
+    assert found.accuracy(torch.zeros(6, dtype=torch.int64), 0.11) == 0
+    assert found.accuracy(torch.zeros(6, dtype=torch.int64), 0.1) == 1  # the float is beyond the decimal that is meant
     assert found.accuracy(torch.zeros(6, dtype=torch.int64), 0.09) == 1
     assert found.accuracy(torch.tensor([0, 1, 1, 1, 1, 1]), 0.09) == pytest.approx(1 / 6)
 
