@@ -4,6 +4,7 @@ Written from the meaning of the operations, with loops over pixels and taps: not
 list of nodes. Samples are numpy arrays of Fraction.
 """
 
+import dataclasses
 import itertools
 import math
 from fractions import Fraction
@@ -38,6 +39,10 @@ def _step(node, x, *others):
             return exact(node.weight) @ x + _bias(node)
         case "conv":
             return _conv(node, x)
+        case "potential":
+            hidden = _conv(dataclasses.replace(node, shape=(len(node.weight), *x.shape[1:])), x)
+            back = {"settings": {**settings, "transposed": True}, "tensors": {"weight": node.weight}}
+            return x - 2 * _conv(dataclasses.replace(node, **back), np.maximum(hidden, Fraction(0)))
         case "relu":
             return np.maximum(x, Fraction(0))
         case "abs":

@@ -9,13 +9,11 @@ from test_certify_errors import check
 from torch import nn
 
 import onelip
-from onelip import checker
 from onelip.certify.certificate import WeightFile, write_certificate
 from onelip.certify.interpreter import run_program
 from onelip.certify.lowering import lower
 from onelip.certify.rounding import ProofError
 from onelip.export import save_plain
-from onelip.methods import cpl, sll
 
 
 class Net(nn.Module):
@@ -91,32 +89,6 @@ def test_other_slopes_are_refused(slope):
 def test_what_has_no_rule_is_refused(between):
     with pytest.raises(ProofError, match="expected an operation with a rule"):
         lower(net(between), (2, 2, 2))
-
-
-@pytest.mark.parametrize("verb", [sll.sll, cpl.cpl])
-def test_residual_convolutions_are_read_step_by_step(verb, tmp_path):
-    layer = verb(nn.Conv2d(2, 2, 3, padding=2, dilation=2), hidden=4, lipschitz=0.5)
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3)).eval()
-    plain = onelip.bake(model).double().eval()
-    program = lower(plain, (2, 4, 4))
-    steps = ["conv", "relu", "conv", "scale", "add", "scale"]
-    assert [node.op for node in program.nodes] == ["input", *steps, "flatten", "linear"]
-    check(program, torch.randint(0, 256, (2, 2, 4, 4), generator=torch.Generator().manual_seed(1)).numpy())
-    images = torch.randint(0, 256, (2, 2, 4, 4), dtype=torch.uint8)
-    found = onelip.certify(plain, images, proof="exact")
-    assert found.proof is not None
-    assert 0.5 <= found.proof.states[len(steps)].lipschitz <= 2
-    save_plain(model, tmp_path / "plain.safetensors")
-    files = WeightFile(tmp_path / "plain.safetensors", None)
-    write_certificate(tmp_path / "c.json", found, images, files, source="random")
-    assert checker.check(tmp_path / "c.json", tmp_path / "plain.safetensors")["count"] == 2
-
-
-def test_the_adjoint_around_a_circle_is_refused():
-    layer = sll.sll(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"))
-    model = onelip.bake(nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 3))).double().eval()
-    with pytest.raises(ProofError, match="ConvexPotential at '0'"):
-        lower(model, (2, 4, 4))
 
 
 def test_numbers_of_the_code_are_in_no_file(tmp_path):

@@ -36,7 +36,7 @@ def states_of(program):
     states = []
     for node in program.nodes:
         square = None
-        if node.op in ("linear", "conv"):
+        if node.geometry is not None:
             square = Fraction(bound_weight(node.weight, node.geometry, effort="quick").value) ** 2
         states.append(propagate(node, [states[i] for i in node.inputs], square))
     return states

@@ -6,10 +6,12 @@ than float64: there, on the CPU, torch has its own im2col and matrix multiplicat
 by layer, and not taken for granted.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
-from onelip.certify.program import Operation, Program
+from onelip.certify.program import Operation, Program, halves
 from onelip.certify.rounding import ProofError
 
 # All of them: patches to columns, then one matrix product (per group); "Empty" computes nothing.
@@ -59,18 +61,27 @@ def check_backends(program: Program, batch_size: int) -> None:
         ProofError: naming the layer.
     """
     select = getattr(torch._C, "_select_conv_backend", None)
-    for node in program.nodes:
-        if node.op != "conv":
-            continue
+    for node, shape in _convolutions(program):
         if select is None:
             raise ProofError("expected a torch that tells how it convolves (2.10 or newer), got another; update it")
         for batch in {1, batch_size}:
-            name = _backend(select, node, program.nodes[node.inputs[0]].shape, batch)
+            name = _backend(select, node, shape, batch)
             if name not in _PLAIN_BACKENDS:
                 raise ProofError(
                     f"{node.title}: expected a convolution by im2col and matrix products, got torch's backend {name}, "
                     "whose rounding nobody has bounded; use torch for the CPU without extra backends"
                 )
+
+
+def _convolutions(program: Program) -> Iterator[tuple[Operation, tuple[int, ...]]]:
+    """All of them, with the shapes of their inputs."""
+    for node in program.nodes:
+        if node.op == "conv":
+            yield node, program.nodes[node.inputs[0]].shape
+        elif node.op == "potential":
+            forth, back = halves(node)
+            yield forth, node.shape
+            yield back, forth.shape
 
 
 def _backend(select, node: Operation, shape: tuple[int, ...], batch: int) -> str:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onelip.certify.program import Operation, Program
+from onelip.certify.program import Operation, Program, halves
 from onelip.nn.groupsort import groupsort
 from onelip.nn.maxmin import maxmin
 
@@ -36,6 +36,10 @@ def _conv(node: Operation, x: Tensor) -> Tensor:
     if settings["transposed"]:
         run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
         padding = [left for left, _ in settings["padding"]]
+        if settings["mode"] == "circular":
+            # Pixel i reads x[i + left - d t], from i - right to i + left: in the wrapped x those are i to i + both.
+            x = F.pad(x, [n for left, right in reversed(settings["padding"]) for n in (right, left)], mode="circular")
+            padding = [left + right for left, right in settings["padding"]]
         return run(
             x,
             node.weight,
@@ -51,6 +55,11 @@ def _conv(node: Operation, x: Tensor) -> Tensor:
         x = F.pad(x, amounts, mode="circular" if settings["mode"] == "circular" else "constant")
     run = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
     return run(x, node.weight, node.bias, settings["stride"], 0, settings["dilation"], settings["groups"])
+
+
+def _potential(node: Operation, x: Tensor) -> Tensor:
+    forth, back = halves(node)
+    return x - 2 * _conv(back, _conv(forth, x).clamp(min=0))
 
 
 def _concatenate(node: Operation, x: Tensor) -> Tensor:
@@ -99,6 +108,7 @@ def _sort(node: Operation, x: Tensor) -> Tensor:
 _RUN: dict[str, Callable[..., Tensor]] = {
     "linear": lambda node, x: F.linear(x, node.weight, node.bias),
     "conv": _conv,
+    "potential": _potential,
     "relu": lambda node, x: x.clamp(min=0),
     "abs": lambda node, x: x.abs(),
     "maxmin": lambda node, x: maxmin(x, node.settings["axis"] + 1),

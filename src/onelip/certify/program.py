@@ -5,7 +5,7 @@ docs/certificates.md; the settings here are, to the letter, those of a certifica
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +15,9 @@ from onelip.geometry import Geometry
 # Operations that move, compare or select numbers: 1-Lipschitz, zero to zero, and without any rounding.
 _MOVES = ("flatten", "reshape", "concatenate", "first_channels", "pad_channels", "identity")
 EXACT = frozenset(("relu", "abs", "maxmin", "groupsort", *_MOVES))
+
+# Operations with a weight W whose norm is proved; "potential" is x - 2 W^T relu(W x + b) for a convolution W.
+WEIGHTED = ("linear", "conv", "potential")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Operation:
         settings: as in a certificate file.
         tensors: the numbers it uses, in float64, by role (weight, bias, mean, std).
         names: their names in the model's state dict; None for a constant that is not in it.
-        geometry: of linear and conv.
+        geometry: of those with a weight.
     """
 
     op: str
@@ -57,6 +60,18 @@ class Operation:
         return self.tensors.get("bias")
 
 
+def halves(node: Operation) -> tuple[Operation, Operation]:
+    """The convolution V x + b of a potential, and its adjoint V^T, as nodes of their own.
+
+    The adjoint of a circular convolution is one around the same circle: transposed and circular, as no node of a file
+    may be. Both have stride 1, and images keep their size.
+    """
+    settings, weight = dict(node.settings), node.weight
+    forth = replace(node, op="conv", shape=(weight.shape[0], *node.shape[1:]))
+    back = replace(node, op="conv", settings=settings | {"transposed": True}, tensors={"weight": weight}, geometry=None)
+    return forth, back
+
+
 @dataclass(frozen=True)
 class Program:
     """A network that can be certified."""
@@ -76,4 +91,4 @@ class Program:
     @property
     def linear_nodes(self) -> list[int]:
         """Indices of the nodes with weights to be bounded."""
-        return [i for i, node in enumerate(self.nodes) if node.op in ("linear", "conv")]
+        return [i for i, node in enumerate(self.nodes) if node.op in WEIGHTED]

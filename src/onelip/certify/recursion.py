@@ -12,6 +12,20 @@ entry, whatever the order of summation (Note [Arithmetic] in rounding.py), hence
 and |W| is bounded by the Schur test, A = sqrt(max row sum * max column sum). Everything is computed in fractions and
 rounded up once per number.
 
+A potential z = x - 2 V^T relu(V x + b) is one node, since no sum of norms knows that both V are the same. For any two
+inputs z - z' = (I - 2 V^T D V) (x - x') with a diagonal D of entries in [0, 1] (relu rises by at most what it is
+given), and 0 <= V^T D V <= sigma^2, so its constant is c = max(1, 2 sigma^2 - 1), also around a circle. Its value at 0
+is -2 V^T relu(b), hence norm = c norm_in + 2 sigma ||b||. What the program does starts from a computed x^ of size
+s = norm_in + error_in, and each line is the one before with its own rounding:
+
+    V x^ + b      off by d1 = gamma (A s + ||b||) + underflow          as every linear node; relu rounds nothing
+    relu          off by d1, and not longer than t = sigma s + ||b|| + d1
+    V^T relu      off by sigma d1 + d2,  d2 = gamma' A t + underflow   gamma' of the products in an entry of V^T
+    x^ - 2 V^T    off by 2 (sigma d1 + d2) + U (s + 2 (sigma t + d2)) + underflow
+
+where doubling is exact but for underflow, and the last line rounds once what is not longer than s + 2 (sigma t + d2).
+That is the distance to the real value at x^; the one at x is another c error_in away.
+
 Domain: images lie in [0, 1]^n and radii are below sqrt(n), so every perturbed image has norm at most
 rho = sqrt(4 n), also outside of [0, 1].
 """
@@ -22,13 +36,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from onelip.certify.exact import is_below, largest_sum, squared_norm
-from onelip.certify.program import EXACT, Operation
+from onelip.certify.program import EXACT, WEIGHTED, Operation, halves
 from onelip.certify.rounding import ETA, LIMIT, UNIT, ProofError, gamma, up, up_root
 
 
 @dataclass(frozen=True)
 class State:
-    """What is proved of a node; `sigma`, `absolute` and `bias_norm` only of linear ones."""
+    """What is proved of a node; `sigma`, `absolute` and `bias_norm` only of those with a weight."""
 
     lipschitz: float
     norm: float
@@ -44,15 +58,15 @@ class State:
 
 
 def propagate(node: Operation, inputs: Sequence[State], square: Fraction | None = None) -> State:
-    """The state of a node from those it reads; `square` >= ||W||^2 for linear and conv.
+    """The state of a node from those it reads; `square` >= ||W||^2 for those with a weight.
 
     Raises:
         ProofError: if numbers grow so large that the program could overflow.
     """
-    if node.op in ("linear", "conv"):
+    if node.op in WEIGHTED:
         if square is None:
             raise ProofError(f"expected a bound of ||W||^2 for {node.title}, got none")
-        state = _linear(node, inputs[0], square)
+        state = (_potential if node.op == "potential" else _linear)(node, inputs[0], square)
     elif node.op in _RULES:
         state = _RULES[node.op](node, inputs)
     else:
@@ -80,27 +94,55 @@ def _input(node: Operation, inputs: Sequence[State]) -> State:
 
 
 def _linear(node: Operation, before: State, square: Fraction) -> State:
-    if not (is_below(node.weight, LIMIT) and is_below(node.bias, LIMIT)):
-        raise ProofError(
-            f"expected finite weights and biases below 2^500, got others at {node.title}; the program could overflow"
-        )
     lipschitz, norm, error = before.fractions
-    terms = inner_length(node)
-    sigma, absolute, bias = (Fraction(x) for x in linear_norms(node, square))
-    reach = absolute * (norm + error) + bias  # bounds every partial sum
-    if not reach < LIMIT:
-        raise ProofError(f"expected sums below 2^500, got larger ones at {node.title}; use smaller weights")
-    underflow = (terms + 2) * ETA * math.prod(node.shape)
+    sigma, absolute, bias = _norms(node, square)
+    rounding = _rounding(node, absolute * (norm + error) + bias)
     return State(
         up(sigma * lipschitz),
         up(sigma * norm + bias),
-        up(sigma * error + gamma(terms) * reach + underflow),
+        up(sigma * error + rounding),
         *map(float, (sigma, absolute, bias)),
     )
 
 
-def linear_norms(node: Operation, square: Fraction) -> tuple[float, float, float]:
+def _potential(node: Operation, before: State, square: Fraction) -> State:
+    forth, back = halves(node)
+    lipschitz, norm, error = before.fractions
+    sigma, absolute, bias = _norms(forth, square)
+    size = norm + error
+    first = _rounding(forth, absolute * size + bias)
+    inside = sigma * size + bias + first
+    second = _rounding(back, absolute * inside)
+    reach = size + 2 * (sigma * inside + second)
+    _check_sums(node, reach)
+    factor = max(Fraction(1), 2 * sigma**2 - 1)
+    rounding = 2 * (sigma * first + second) + UNIT * reach + 2 * ETA * math.prod(node.shape)
+    return State(
+        up(factor * lipschitz),
+        up(factor * norm + 2 * sigma * bias),
+        up(factor * error + rounding),
+        *map(float, (sigma, absolute, bias)),
+    )
+
+
+def _rounding(node: Operation, sums: Fraction) -> Fraction:
+    """What rounding does to W x + b, if the sums of absolute terms of all outputs are together at most so long."""
+    _check_sums(node, sums)
+    terms = inner_length(node)
+    return gamma(terms) * sums + (terms + 2) * ETA * math.prod(node.shape)
+
+
+def _check_sums(node: Operation, sums: Fraction) -> None:
+    if not sums < LIMIT:
+        raise ProofError(f"expected sums below 2^500, got larger ones at {node.title}; use smaller weights")
+
+
+def _norms(node: Operation, square: Fraction) -> tuple[Fraction, Fraction, Fraction]:
     """Bounds of ||W||, of the norm of |W|, and of the norm of the bias repeated at every position."""
+    if not (is_below(node.weight, LIMIT) and is_below(node.bias, LIMIT)):
+        raise ProofError(
+            f"expected finite weights and biases below 2^500, got others at {node.title}; the program could overflow"
+        )
     weight, groups = node.weight, node.settings.get("groups", 1)
     kernel = weight.unflatten(0, (groups, -1))  # (g, first / g, second, *taps)
     by_first = kernel.flatten(2).flatten(0, 1)  # a channel of the first axis in each row
@@ -109,7 +151,7 @@ def linear_norms(node: Operation, square: Fraction) -> tuple[float, float, float
     absolute = up_root(largest_sum(by_first) * largest_sum(by_second))
     positions = math.prod(node.shape[1:])
     bias = 0.0 if node.bias is None else up_root(squared_norm(node.bias) * positions)
-    return up_root(square), absolute, bias
+    return Fraction(up_root(square)), Fraction(absolute), Fraction(bias)
 
 
 def _unchanged(node: Operation, inputs: Sequence[State]) -> State:

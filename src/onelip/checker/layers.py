@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 class Map(NamedTuple):
-    """A linear layer (no spatial axes) or a convolution, perhaps transposed."""
+    """A linear layer (no spatial axes) or a convolution, perhaps transposed (and circular: an adjoint of stride 1)."""
 
     weight: np.ndarray  # (groups, first, second, *taps)
     bias: np.ndarray
@@ -33,8 +33,9 @@ def tensor_of(node: Part, key: str, tensors: dict[str, np.ndarray]) -> np.ndarra
 def map_of(node: Part, shape: Shape, tensors: dict[str, np.ndarray]) -> Map:
     """The layer of a node whose input has this shape."""
     where, axes, weight = node.where, len(shape) - 1, tensor_of(node, "weight", tensors)
+    is_linear = node.given["op"] == "linear"
     stride, dilation, more, padding, groups, circular, transposed = (), (), (), [], 1, False, False
-    if node.given["op"] == "conv":
+    if not is_linear:
         stride, dilation = node.integers("stride", axes, 1), node.integers("dilation", axes, 1)
         more, padding = node.integers("output_padding", axes, 0), node.items("padding", axes)
         pairs = all(are_integers(pair, 2, 0, MAX_SETTING) for pair in padding)
@@ -42,7 +43,7 @@ def map_of(node: Part, shape: Shape, tensors: dict[str, np.ndarray]) -> Map:
         groups, transposed = node.integer("groups", 1), node.choice("transposed", True, False)
         circular = node.choice("mode", "zeros", "circular") == "circular"
         need(not (circular and transposed), f"{where}: a transposed convolution cannot be circular")
-    right = weight.size and weight.ndim == axes + 2 and (1 <= axes <= 3 if node.given["op"] == "conv" else axes == 0)
+    right = weight.size and weight.ndim == axes + 2 and (axes == 0 if is_linear else 1 <= axes <= 3)
     need(right, f"{where}: a weight of shape {weight.shape} cannot read shape {shape}")
     first, second, *kernel = weight.shape
     need(first % groups == 0, f"{where}: {groups} groups do not divide {first} channels")
@@ -76,21 +77,24 @@ def window(tap: Any, stride: Any, dilation: Any, sizes: Any) -> tuple[slice, ...
 
 def run_map(layer: Map, x: np.ndarray) -> np.ndarray:
     """Near pixels o and far pixels s o + d t: near += W_t far, or far += W_t^T near if it is transposed."""
-    weight, batch, out = layer.weight, x.shape[-1], layer.shape[1:]
+    weight, batch, out, padding = layer.weight, x.shape[-1], layer.shape[1:], layer.padding
+    if layer.transposed and layer.circular:  # far pixel i reads near ones from i - right to i + left, modulo the size
+        x = np.pad(x, [(0, 0), *((right, left) for left, right in padding), (0, 0)], mode="wrap")
+        padding = [[left + right, 0] for left, right in padding]
     sizes, kernel = x.shape[1:-1] if layer.transposed else out, weight.shape[3:]
     if layer.transposed:
-        each = zip(layer.padding, out, sizes, layer.stride, layer.dilation, kernel, strict=True)
+        each = zip(padding, out, sizes, layer.stride, layer.dilation, kernel, strict=True)
         padded = [max(left + o, s * (n - 1) + d * (k - 1) + 1) for (left, _), o, n, s, d, k in each]
         near, far = x.reshape(len(weight), -1, math.prod(sizes) * batch), np.zeros((layer.shape[0], *padded, batch))
     else:
         near = np.zeros((*weight.shape[:2], math.prod(sizes) * batch))
-        far = np.pad(x, [(0, 0), *layer.padding, (0, 0)], mode="wrap" if layer.circular else "constant")
+        far = np.pad(x, [(0, 0), *padding, (0, 0)], mode="wrap" if layer.circular else "constant")
     for t in itertools.product(*map(range, kernel)):
         read = far[window(t, layer.stride, layer.dilation, sizes)]
         if layer.transposed:
             read += (weight[..., *t].swapaxes(1, 2) @ near).reshape(read.shape)
         else:
             near += weight[..., *t] @ read.reshape(len(weight), -1, math.prod(sizes) * batch)
-    cut = (slice(left, left + o) for (left, _), o in zip(layer.padding, out, strict=True))
+    cut = (slice(left, left + o) for (left, _), o in zip(padding, out, strict=True))
     y = far[:, *cut] if layer.transposed else near
     return y.reshape(*layer.shape, batch) + layer.bias.reshape(-1, *(1,) * len(out), 1)

@@ -40,7 +40,14 @@ def constant(node: Part, key: str) -> Fraction:
     return value
 
 
-def rule_of_map(node: Part, shape: Shape, size: Fraction, tensors: dict[str, np.ndarray]) -> Rule:
+def rounding_of(node: Part, layer: Map, sums: Fraction) -> Fraction:
+    """Of W x + b, if the sums of absolute terms of all outputs are together at most so long."""
+    need(sums < LIMIT, f"{node.where}: might overflow")
+    n = layer.inner + 2
+    return gamma(n) * sums + n * ETA * math.prod(layer.shape)
+
+
+def rule_of_map(op: str, node: Part, shape: Shape, size: Fraction, tensors: dict[str, np.ndarray]) -> Rule:
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
     layer = map_of(node, shape, tensors)
     whole, e = to_integers(layer.weight)
@@ -49,10 +56,30 @@ def rule_of_map(node: Part, shape: Shape, size: Fraction, tensors: dict[str, np.
     B = up_root(squares(layer.bias) * math.prod(layer.shape[1:]))
     sigma = up_root(square_of(node.part("bound"), layer, whole, e))
     node.own |= {"sigma": in_hex(sigma), "absolute": in_hex(A), "bias_norm": in_hex(B)}
-    need(A * size + B < LIMIT, f"{node.where}: might overflow")
-    n = layer.inner + 2
-    rounding = gamma(n) * (A * size + B) + n * ETA * math.prod(layer.shape)
-    return Rule(layer.shape, partial(run_map, layer), sigma, B, rounding, layer)
+    rounding = rounding_of(node, layer, A * size + B)
+    rule = Rule(layer.shape, partial(run_map, layer), sigma, B, rounding, layer)
+    return rule_of_potential(node, rule, layer, A, shape, size) if op == "potential" else rule
+
+
+def rule_of_potential(node: Part, inner: Rule, V: Map, A: Fraction, shape: Shape, size: Fraction) -> Rule:
+    """f(x) = x - 2 V^T relu(V x + b), `inner` being V x + b for a convolution V that keeps the size.
+
+    f(x) - f(y) = (I - 2 V^T D V) (x - y) with D diagonal, its entries in [0, 1], and 0 <= V^T D V <= sigma^2. f(0) is
+    -2 V^T relu(b). The program's V x + b is off by `one`, and so is relu of it; what goes to V^T is not longer than
+    `inside`, and its sums are off by `two`. Doubling is exact; the difference, at most `reach` long, is rounded once.
+    """
+    keeps = {*V.stride} == {1} and not V.transposed and V.shape[1:] == shape[1:]
+    need(keeps, f"{node.where}: expected a convolution of stride 1, not transposed, that keeps the size")
+    products = V.weight.shape[1] * math.prod(V.weight.shape[3:])
+    back = V._replace(bias=np.zeros(shape[0]), transposed=True, inner=products, shape=shape)
+    sigma, B, one = inner.factor, inner.shift, inner.rounding
+    inside = sigma * size + B + one
+    two = rounding_of(node, back, A * inside)
+    reach = size + 2 * (sigma * inside + two)
+    need(reach < LIMIT, f"{node.where}: might overflow")
+    rounding = 2 * (sigma * one + two) + U * reach + 2 * ETA * math.prod(shape)
+    run = lambda x: x - 2.0 * run_map(back, np.maximum(inner.run(x), 0.0))  # noqa: E731
+    return Rule(shape, run, max(ONE, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
 
 
 def rule_of_pool(op: str, node: Part, shape: Shape, size: Fraction) -> Rule:
@@ -92,8 +119,8 @@ def rule_of_pool(op: str, node: Part, shape: Shape, size: Fraction) -> Rule:
 def rule_of(op: str, node: Part, shapes: list[Shape], size: Fraction, tensors: dict[str, np.ndarray]) -> Rule:
     """For inputs of these shapes, all of them together not longer than `size`."""
     where, shape, (channels, *sizes), entries = node.where, shapes[0], shapes[0], math.prod(shapes[0])
-    if op in ("linear", "conv"):
-        return rule_of_map(node, shape, size, tensors)
+    if op in ("linear", "conv", "potential"):
+        return rule_of_map(op, node, shape, size, tensors)
     if op in ("concatenate", "max_pool", "avg_pool"):
         return rule_of_pool(op, node, shape, size)
     if op in ("maxmin", "groupsort"):

@@ -141,7 +141,10 @@ class ConvexPotential(LipschitzModule):
         return convolve(h, V, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
 
     def extra_repr(self) -> str:
-        taps = f", kernel_size={self.geometry.kernel_size}" if self.geometry.kernel_size else ""
+        taps = ""
+        if self.geometry.kernel_size:  # all that the function depends on: a proof is known by it and the weights
+            taps = f", kernel_size={self.geometry.kernel_size}, dilation={self.dilation}"
+            taps += f", groups={self.geometry.groups}" + ", circular" * self.circular
         return f"{self.channels}, hidden={self.hidden}{taps}, lipschitz={self.lipschitz}"
 
 

@@ -1,9 +1,7 @@
-"""Residual convolutions x - 2 V* relu(V x + b) (SLL, CPL), step by step: sound, but with the constant of a sum.
+"""Residual convolutions x - 2 V^T relu(V x + b) (SLL, CPL) as one node, whose rule knows that both V are the same.
 
-    ||x - 2 V* relu(V x + b)||: constant 1 + 2 ||V||^2, 3 for each layer, where 1 is true.
-
-The nodes of a certificate have no rule that sees both V. Dense layers and 1x1 convolutions are baked to a form for
-which products of norms suffice (`onelip.methods._plain_relu`), so this is for larger kernels.
+Dense layers and 1x1 convolutions are baked to two linear layers (`onelip.methods._plain_relu`), so this is for larger
+kernels, and for groups.
 """
 
 from typing import Any
@@ -19,35 +17,27 @@ from onelip.geometry import geometry_of
 
 
 def potential(low: Context, node: Node, module: Any) -> Operation:
-    """A `ConvexPotential` of a convolution with zero padding; the adjoint of a circular one is no single node."""
-    axes = len(module.dilation)
-    if axes == 0 or module.circular:
+    """A `ConvexPotential` of a convolution; its constant, if it is not 1, is a node after it."""
+    hidden, second, *kernel = module.weight.shape
+    if not kernel:
         return no_rule(node)
-    at, sizes = low.where[node.arguments[0].index], node.shape[2:]
-    place: dict[str, Any] = {"groups": module.geometry.groups, "dilation": module.dilation, "device": "meta"}
-    place |= {"padding": module._padding}
-    kernel = module.geometry.kernel_size
-    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
-    back: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[axes - 1]
-    layers = (
-        (kind(module.channels, module.hidden, kernel, **place), module.bias),
-        (back(module.hidden, module.channels, kernel, **place), None),
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+    layer = kind(
+        second * module.geometry.groups,
+        hidden,
+        tuple(kernel),
+        padding=tuple(module._padding),
+        dilation=module.dilation,
+        groups=module.geometry.groups,
+        padding_mode="circular" if module.circular else "zeros",
+        device="meta",
     )
-    shape = node.shape[1:]
-    inside = at
-    for layer, bias in layers:
-        names = {"weight": low.name(module.weight, node.place, "weight"), "bias": low.name(bias, node.place, "bias")}
-        tensors = {"weight": as_float64(module.weight), "bias": as_float64(bias)}
-        kept = {role: tensor for role, tensor in tensors.items() if tensor is not None}
-        settings = {**names, **linear_settings(layer)}
-        made = (layer.out_channels, *sizes)
-        inside = low.put(
-            Operation("conv", (inside,), made, node.place, settings, kept, names, geometry_of(layer, tuple(sizes)))
-        )
-        if not layer.transposed:
-            inside = low.put(Operation("relu", (inside,), made, node.place))
-    inside = low.put(Operation("scale", (inside,), shape, node.place, {"factor": (-2.0).hex()}))
-    total = Operation("add", (at, inside), shape, node.place)
+    at, shape = (low.where[node.arguments[0].index],), node.shape[1:]
+    names = {role: low.name(getattr(module, role), node.place, role) for role in ("weight", "bias")}
+    tensors = {role: as_float64(getattr(module, role)) for role in names}
+    kept = {role: tensor for role, tensor in tensors.items() if tensor is not None}
+    settings, geometry = {**names, **linear_settings(layer)}, geometry_of(layer, shape[1:])
+    found = Operation("potential", at, shape, node.place, settings, kept, names, geometry)
     if module.lipschitz == 1:
-        return total
-    return Operation("scale", (low.put(total),), shape, node.place, {"factor": float(module.lipschitz).hex()})
+        return found
+    return Operation("scale", (low.put(found),), shape, node.place, {"factor": float(module.lipschitz).hex()})
