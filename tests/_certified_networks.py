@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, U, safetensors, text, write
+from _certificates import ETA, Builder, U, jacobian, safetensors, text, up, write
 
 from onelip.checker import Rejected, check
 
@@ -51,6 +51,37 @@ def scale(net, factor):
     return net.scaled(
         "scale", shape, lambda x: x * factor, abs(Fraction(factor)), rounding=U, underflow=1, factor=text(factor)
     )
+
+
+def potential(net, weight, bias=None, **given):
+    """x - 2 V^T relu(V x + b): V as a map, whose numbers it keeps, and the transpose of its matrix."""
+    shape, L, norm, error = net.states[-1]
+    net.map(weight, bias, **given)
+    node, (out, *_), _ = net.nodes.pop(), net.states.pop(), net.runs.pop()
+    same = ("stride", "padding", "dilation", "groups", "mode", "transposed", "output_padding")
+    settings = {key: node[key] for key in same}
+    J, _ = jacobian(np.asarray(weight, float), shape, **settings)
+    spread = 0.0 if bias is None else np.repeat(bias, math.prod(out[1:]))
+    sigma, A, B = (Fraction(float.fromhex(node[key])) for key in ("sigma", "absolute", "bias_norm"))
+    first, second, *taps = np.shape(weight)
+    forth, back = (n * math.prod(taps) + 2 for n in (second, first // settings["groups"]))
+    gammas = [n * U / (1 - n * U) for n in (forth, back)]
+    term = lambda name, value: net.term(f"potential: {name}", value)  # noqa: E731
+    size, entries = norm + error, math.prod(shape)
+    one = term("products of V", gammas[0] * A * size) + term("bias", gammas[0] * B)
+    one += term("underflow of V", forth * ETA * math.prod(out))
+    inside = term("V x", sigma * size) + term("bias inside", B) + term("rounding inside", one)
+    two = term("products of the adjoint", gammas[1] * A * inside) + term(
+        "underflow of the adjoint", back * ETA * entries
+    )
+    reach = term("x", size) + 2 * (term("what is taken away", sigma * inside) + term("rounding of it", two))
+    factor = 2 * sigma**2 - 1 if sigma > 1 and not net.without("potential: factor") else Fraction(1)
+    off = term("error carried", factor * error) + 2 * (term("rounding of V", sigma * one) + term("of the adjoint", two))
+    off += term("difference", U * reach) + term("underflow of the difference", 2 * ETA * entries)
+    numbers = up(factor * L), up(factor * norm + term("value at 0", 2 * sigma * B)), up(off)
+    names = {key: node[key] for key in ("weight", "bias", "sigma", "absolute", "bias_norm", "bound")}
+    run = lambda x: x - 2 * (J.T @ np.maximum(J @ x.ravel() + spread, 0)).reshape(shape)  # noqa: E731
+    return net._add("potential", node["inputs"], shape, numbers, run, **names, **settings)
 
 
 def everything(drop=()):
