@@ -6,15 +6,18 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from _runs import ENVIRONMENT, SMALL, SMALL_FLAGS, same_bytes, start
 from safetensors.torch import load_file
+from torch import nn
 
-from onelip.training import RunDirectory, read_log, train
+from onelip.training import RunDirectory, RunError, Stopped, read_log, train
 from onelip.training.checkpoint import read_position
+from onelip.training.distributed import processes
 
 # An odd batch, so that the parts of the processes differ.
 FLAGS = ["train", *SMALL_FLAGS, "--batch-size", "241", "--epochs", "3"]
@@ -101,3 +104,45 @@ def test_a_part_without_images(tmp_path):
     finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
     train(preset_of_flags().replace(batch_size=1441, epochs=1), tmp_path / "one")
     assert_close(tmp_path / "two", tmp_path / "one")
+
+
+def raise_with_network(how: str, refs: list) -> None:
+    """As the loop does: the network is a local variable of the frame that raises."""
+    network = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    refs.append(weakref.ref(network))
+    if how == "stopped":
+        raise Stopped("stopped", signal.SIGTERM)
+    raise ZeroDivisionError
+
+
+def fail(how: str, refs: list) -> None:
+    try:
+        raise_with_network(how, refs)
+    except ZeroDivisionError as error:
+        if how == "from":
+            raise RunError("told in words") from error
+        raise RunError("told in words") from None  # still in __context__
+
+
+@pytest.mark.parametrize("how", ["stopped", "from", "during"])
+def test_networks_go_before_the_group(monkeypatch, how):
+    """Each network is dead when the group is destroyed, also one that only the cause of the error holds."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    # A real group, of this process alone: WORLD_SIZE 2 is said to `processes` only.
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    join = torch.distributed.init_process_group
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *a, **k: join(*a, rank=0, world_size=1, **k))
+    refs, alive = [], []
+    destroy = torch.distributed.destroy_process_group
+
+    def look_and_destroy() -> None:
+        alive.extend(ref() is not None for ref in refs)
+        destroy()
+
+    monkeypatch.setattr("torch.distributed.destroy_process_group", look_and_destroy)
+    with pytest.raises(RunError), processes("cpu"):
+        fail(how, refs)
+    assert alive == [False]

@@ -76,11 +76,23 @@ def processes(device: str) -> Iterator[Process]:
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield Process(chosen, rank, count)
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
+        clear_frames(error)
         raise
     finally:
         gc.collect()
         dist.destroy_process_group()
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error hold, and those of all errors that it was raised from or during."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()  # chains may go round in a circle
+    while waiting:
+        link = waiting.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            waiting += [link.__cause__, link.__context__]
 
 
 @contextmanager
