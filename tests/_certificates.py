@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from onelip.checker.certificate import ARITHMETIC, STATEMENT
+
 U, ETA = Fraction(1, 2**53), Fraction(1, 2**500)
 SUMMARY_RADII = ("36/255", "72/255", "1")
 
@@ -357,8 +359,8 @@ class Builder:
             "version": 1,
             "onelip": "0",
             "created": "2026-01-01T00:00:00Z",
-            "statement": "words",
-            "arithmetic": "words",
+            "statement": STATEMENT,
+            "arithmetic": ARITHMETIC,
             "weights": {"file": "plain.safetensors", "sha256": ""},
             "config": {"file": "config.json", "sha256": ""},
             "images": {"source": "made", "file": None, "sha256": digest, "dtype": str(images.dtype)}

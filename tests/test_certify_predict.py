@@ -288,7 +288,7 @@ def test_convolutions_by_another_backend_are_refused(monkeypatch):
 
 
 def test_names_of_radii():
-    assert [radius_name(r) for r in (36 / 255, 1.0, 0.25, math.pi)] == ["36/255", "1", "1/4", "3.14159"]
+    assert [radius_name(r) for r in (36 / 255, 1.0, 0.25, math.pi)] == ["36/255", "1", "1/4", "3.141592653589793"]
     assert radius_fraction(72 / 255) * 255 == 72
 
 

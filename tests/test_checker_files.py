@@ -232,3 +232,41 @@ def test_files_without_end(tmp_path, monkeypatch):
     path = files(small(), tmp_path)
     monkeypatch.setattr(reading, "MAX_FILE", 100)
     rejected(path, "larger than 100 bytes")
+
+
+def test_files_are_found_where_the_certificate_says_or_by_their_hashes(tmp_path):
+    """In another directory, as `onelip certify RUN --out cert.json` leaves them; under another name, as exports do."""
+    path = files(small(), tmp_path / "run")
+    content = json.loads(path.read_text())
+    content["weights"]["file"], content["images"]["file"] = "run/plain.safetensors", "run/images.npy"
+    content["config"]["file"] = "run/config.json"
+    moved = tmp_path / "cert.json"
+    moved.write_text(json.dumps(sealed(content)))
+    assert check(moved)["logits_checked"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "certificate.json").write_text(moved.read_text())
+    (alone / "model.safetensors").write_bytes((tmp_path / "run" / "plain.safetensors").read_bytes())
+    (alone / "settings.json").write_bytes((tmp_path / "run" / "config.json").read_bytes())
+    verdict = check(alone / "certificate.json")
+    assert verdict["accepted"]
+    assert not verdict["logits_checked"]  # no images there
+    (alone / "model.safetensors").write_bytes(b"another")
+    with pytest.raises(Unreadable, match=r"plain\.safetensors"):
+        check(alone / "certificate.json")
+
+
+def test_forged_logits_are_found_by_the_images_of_the_certificate(tmp_path):
+    """All that follows from the logits is right, but they are those of other images: only the program can tell."""
+    net = small()
+    images = pixels(net.states[0][0])
+    others = np.flip(images, 0).copy()
+
+    def forge(content):
+        content["images"] |= {"file": "images.npy", "sha256": hashlib.sha256(others.tobytes()).hexdigest()}
+
+    path = files(net, tmp_path, images=images, edit=forge)
+    np.save(tmp_path / "images.npy", others)
+    rejected(path, "image 0: logits are .* off")
+    (tmp_path / "images.npy").unlink()
+    assert report(path, quiet=True) == 3

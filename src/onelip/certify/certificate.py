@@ -7,6 +7,7 @@ in the writing. docs/certificates.md tells the format.
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,21 +25,7 @@ from onelip.certify.program import Operation
 from onelip.certify.proof import LayerBound, Proof
 from onelip.certify.recursion import State
 from onelip.certify.rounding import ProofError
-
-FORMAT = "onelip certificate"
-VERSION = 1
-
-STATEMENT = (
-    "For every image x of this file with a radius R > 0, and every x' with ||x' - x||_2 <= R, pixels counted in [0, 1] "
-    "and allowed to leave it: the program (nodes, with the weights named) run on x' gives the class of x, strictly "
-    "ahead of every other. Where pixels is an integer N: so does every uint8 image whose sum of squared differences to "
-    "x is at most N."
-)
-ARITHMETIC = (
-    "IEEE binary64, round to nearest, ties to even; inputs rounded once; each inner product summed in any order, with "
-    "or without fused multiply-add; subnormal numbers may be flushed to zero; no overflow; conventional "
-    "multiplication, that is no Winograd, FFT or Strassen."
-)
+from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 
 
 @dataclass(frozen=True)
@@ -56,29 +43,36 @@ def write_certificate(
     files: WeightFile,
     *,
     source: str,
-    images_file: str | None = None,
+    images_file: str | Path | None = None,
     radii: Sequence[float] = PAPER_RADII,
 ) -> dict[str, Any]:
     """Write the certificate of images, whole or not at all; returns what it says.
 
     Args:
-        path: of the file; names in it are of files beside it.
+        path: of the file; the paths in it are relative to its directory.
         certification: of these images, in the sound mode, with `proof="exact"`.
         images: as they were certified.
         files: weights and config; the weights in the file must be those of the proof.
         source: where the images are from, for people.
-        images_file: name of a file of the images, if there is one.
+        images_file: a .npy file of the images, if there is one or will be, as seen from the directory of `path`.
         radii: of the CRA in the summary.
 
     Raises:
         ProofError: if the certification is not sound and exact, or is about other weights or images.
         RunError: if the disk refuses.
     """
+    content = make_certificate(
+        certification, images, files, folder=Path(path).parent, source=source, images_file=images_file, radii=radii
+    )
+    save_certificate(path, content)
+    return content
+
+
+def save_certificate(path: str | Path, content: dict[str, Any]) -> None:
+    """Write what `make_certificate` made, whole or not at all."""
     from onelip.training.files import write_whole
 
-    content = make_certificate(certification, images, files, source=source, images_file=images_file, radii=radii)
     write_whole(Path(path), _text(content).encode())
-    return content
 
 
 def _text(content: dict[str, Any]) -> str:
@@ -98,11 +92,12 @@ def make_certificate(
     images: Tensor,
     files: WeightFile,
     *,
+    folder: Path,
     source: str,
-    images_file: str | None = None,
+    images_file: str | Path | None = None,
     radii: Sequence[float] = PAPER_RADII,
 ) -> dict[str, Any]:
-    """The content of the file."""
+    """The content of a file in `folder`."""
     proof = certification.proof
     if certification.mode != "sound" or proof is None or proof.kind != "exact":
         kind = None if proof is None else proof.kind
@@ -122,11 +117,11 @@ def make_certificate(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "statement": STATEMENT,
         "arithmetic": ARITHMETIC,
-        "weights": _hashed(files.weights),
-        "config": None if files.config is None else _hashed(files.config),
+        "weights": _hashed(files.weights, folder),
+        "config": None if files.config is None else _hashed(files.config, folder),
         "images": {
             "source": source,
-            "file": images_file,
+            "file": None if images_file is None else _relative(folder / images_file, folder),
             "sha256": found,
             "dtype": DTYPES[images.dtype],
             "count": len(images),
@@ -160,9 +155,17 @@ def digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hashed(path: Path) -> dict[str, str]:
+def _relative(path: Path, folder: Path) -> str:
+    """How a file in `folder` names another one; by its name alone where there is no way (another drive of Windows)."""
     try:
-        return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.name
+
+
+def _hashed(path: Path, folder: Path) -> dict[str, str]:
+    try:
+        return {"file": _relative(path, folder), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     except OSError as error:
         raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
 

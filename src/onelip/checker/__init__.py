@@ -8,11 +8,11 @@ strictly the largest of f(x'). Why: for rows w of the last layer, D = ||w_y - w_
     |(f_y - f_j) - its real value| <= D error + rounding_y + rounding_j = loss / 2, at x and at x';
     so f_y > f_j at x' if f_y - f_j > loss + D lipschitz R at x.
 
-Every number is derived here again, in exact fractions, and must be equal to the last bit. Not derived: words, labels,
-where the images come from, that the nodes are the network you mean (the config is only hashed) and, without --images,
-that the logits are those of the images. With --images the program is run: its logits and the file's must agree within
-twice the proved error, as two runs of one program do, and the verdict says how much smaller the radii from its own
-logits are.
+Every number is derived here again, in exact fractions, and must be equal to the last bit. The program is run on the
+images, if they are where the file says or are given: its logits and the file's must agree within twice the proved
+error, as two runs of one program do, and the verdict says how much smaller the radii from its own logits are. Without
+images anybody can write good logits into a file: the verdict says so, and the exit code is not 0. Not derived: labels,
+where the images come from, and that the nodes are the network you mean (the config is only hashed).
 
 Read in this order; the first four are the proof:
 
@@ -26,7 +26,8 @@ Read in this order; the first four are the proof:
 
     python -m onelip.checker cert.json --images images.npy        (or python -m checker, beside a copy of this folder)
 
-Exit codes: 0 accepted, 1 rejected, 2 a file cannot be read or the command makes no sense.
+Exit codes: 0 accepted, 1 rejected, 2 a file cannot be read or the command makes no sense, 3 the bounds are accepted,
+but there were no images to compute the logits from.
 """
 
 from .certificate import check

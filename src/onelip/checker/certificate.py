@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,17 @@ from .proof import Head, Node, prove_head, prove_nodes, radius_of
 from .reading import Part, Rejected, in_hex, is_hex, need, parse_json, read, read_tensors
 
 FORMAT, VERSION = "onelip certificate", 1
+STATEMENT = (
+    "For every image x of this file with a radius R > 0, and every x' with ||x' - x||_2 <= R, pixels counted in [0, 1] "
+    "and allowed to leave it: the program (nodes, with the weights named) run on x' gives the class of x, strictly "
+    "ahead of every other. Where pixels is an integer N: so does every uint8 image whose sum of squared differences to "
+    "x is at most N."
+)
+ARITHMETIC = (
+    "IEEE binary64, round to nearest, ties to even; inputs rounded once; each inner product summed in any order, with "
+    "or without fused multiply-add; subnormal numbers may be flushed to zero; no overflow; conventional "
+    "multiplication, that is no Winograd, FFT or Strassen."
+)
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
 Say = Callable[[str], None]
 Verdict = dict[str, Any]
@@ -24,14 +35,23 @@ Found = list[tuple[int, list[Fraction], Fraction]]  # class, logits, radius of e
 
 
 def check_file(part: Part, folder: Path, given: Path | None) -> bytes:
-    """The bytes of a file that the certificate names: beside it, or where the user says."""
-    name = part.text("file")
-    need(name == Path(name).name, f"{part.where}, file: expected the name of a file beside it, got {name!r:.80}")
-    data = read(given or folder / name)
-    right = part.text("sha256") == hashlib.sha256(data).hexdigest()
-    need(right, f"{part.where}: another file than the one that was certified")
+    """The bytes of a file that the certificate names by its hash: where the user says, else where the certificate says,
+    else beside it, under whatever name.
+    """
+    name, wanted = part.text("file"), part.text("sha256")
+    need(not PurePosixPath(name).is_absolute(), f"{part.where}, file: expected a relative path, got {name!r:.80}")
     part.agree()
+    place = given or folder / name
+    if given is None and not place.is_file():
+        beside = [folder / Path(name).name, *sorted(folder.glob("*" + Path(name).suffix))[:100]]
+        place = next((other for other in beside if other.is_file() and sha256(read(other)) == wanted), place)
+    data = read(place)
+    need(sha256(data) == wanted, f"{part.where}: another file than the one that was certified")
     return data
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def check_results(results: list[Any], head: Head, cap: Fraction, dtype: str) -> tuple[Found, list[int | None]]:
@@ -72,7 +92,7 @@ def load_images(path: Path, told: dict[str, Any]) -> np.ndarray:
     dtype, shape, most = told["dtype"], (told["count"], *told["shape"]), DIVISORS[told["dtype"]]
     right = images.dtype == np.dtype(dtype) and images.shape == shape
     need(right, f"{path}: expected {dtype} images of shape {shape}, got {images.dtype} {images.shape}")
-    need(hashlib.sha256(images.tobytes()).hexdigest() == told["sha256"], f"{path}: not the images of the certificate")
+    need(sha256(images.tobytes()) == told["sha256"], f"{path}: not the images of the certificate")
     need(((images >= 0) & (images <= most)).all(), f"{path}: expected values from 0 to {most}")
     return images
 
@@ -127,7 +147,7 @@ def check(
     )
     body = {key: value for key, value in certificate.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = sha256(text.encode())
     need(certificate.get("digest") == digest, "digest: the certificate was changed")
 
     whole = Part(certificate, "certificate")
@@ -141,20 +161,24 @@ def check(
     cap = below(up_root(math.prod(shape)))  # the largest float whose square is below n
     found, labels = check_results(whole.items("results"), head, cap, dtype)
     check_summary(summary, found, labels)
-    for key in ("onelip", "created", "statement", "arithmetic"):
+    for key in ("onelip", "created"):
         whole.text(key)
     for key in ("source", "sha256", *(() if told.is_null("file") else ("file",))):
         told.text(key)
     told.agree(count=len(found), shape=shape)
     first = {"shape": shape, "norm": in_hex(nodes[0].norm), "error": in_hex(nodes[0].error)}
     divide = {"divide_by": DIVISORS[dtype]}
-    whole.agree(format=FORMAT, version=VERSION, digest=digest, preprocessing=divide, input=first)
+    words = {"format": FORMAT, "version": VERSION, "statement": STATEMENT, "arithmetic": ARITHMETIC}
+    whole.agree(**words, digest=digest, preprocessing=divide, input=first)
 
     proved = {"accepted": True, "lipschitz": float(nodes[-1].lipschitz), "error": float(nodes[-1].error)}
     proved |= {key: summary.given.get(key) for key in ("count", "certified", "cra")}
-    unchecked = ["words, labels, where the images come from, and that the nodes are the network you mean"]
+    unchecked = ["labels, where the images come from, and that the nodes are the network you mean"]
+    if images is None and told.given["file"] is not None:
+        named = path.parent / told.given["file"]
+        images = named if named.is_file() else None
     if images is None:
         unchecked.append("that the logits are those of the images: they are taken from the file; give --images")
     else:
         proved |= check_logits(load_images(images, told.given), nodes, head, cap, found, say)
-    return {**proved, "not_checked": unchecked}
+    return {**proved, "logits_checked": images is not None, "not_checked": unchecked}

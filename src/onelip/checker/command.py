@@ -30,16 +30,18 @@ def report(path: Path, *files: Path | None, as_json: bool = False, quiet: bool =
     elif code:
         print(f"{'REJECTED' if code == 1 else 'NOT CHECKED'}: {verdict['reason']}")
     else:
-        print(f"ACCEPTED: {verdict['certified']} of {verdict['count']} images are certified, for the float64 program.")
+        what = "ACCEPTED" if verdict["logits_checked"] else "BOUNDS ACCEPTED, LOGITS NOT CHECKED; if they are right"
+        print(f"{what}: {verdict['certified']} of {verdict['count']} images are certified, for the float64 program.")
         numbers = f"Lipschitz constant <= {verdict['lipschitz']!r}, error of the logits <= {verdict['error']:.3g}"
         print(f"  proved: {numbers}")
         if verdict["cra"]:
-            print("  certified robust accuracy: " + ", ".join(f"{r}: {v:.2%}" for r, v in verdict["cra"].items()))
+            shares = ", ".join(f"{r}: {v:.2%}" for r, v in verdict["cra"].items())
+            print(f"  certified robust accuracy, by the labels of the file: {shares}")
         if "logits_apart" in verdict:
             print(f"  logits computed again: at most {verdict['logits_apart']:.3g} apart; radii from them are at most")
             print(f"  {verdict['radii_smaller_by']:.3g} smaller")
         print(*(f"  not checked: {text}" for text in verdict["not_checked"]), sep="\n")
-    return code
+    return code if code or verdict["logits_checked"] else 3
 
 
 def main() -> int:
@@ -47,7 +49,7 @@ def main() -> int:
     parser.add_argument("certificate", type=Path)
     for name, text in (("weights", "the weight file"), ("config", "the configuration")):
         parser.add_argument(f"--{name}", type=Path, help=f"{text}, if it is not beside the certificate")
-    parser.add_argument("--images", type=Path, help="a .npy file of the images: run the program on them")
+    parser.add_argument("--images", type=Path, help="the images (.npy), if they are not where the certificate says")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     a = parser.parse_args()

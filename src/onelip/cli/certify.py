@@ -1,8 +1,9 @@
 """`onelip certify RUN`: class and certified radius of images, the table of CRA, and the certificate file."""
 
 import json
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,7 +52,9 @@ class Certify:
     out: Path | None = None
     """Write the certificate here, whole or not at all."""
     images_out: Path | None = None
-    """Write the images here (.npy), so that a checker can compute their logits again."""
+    """Write the images here (.npy), so that a checker can compute their logits again; beside --out if not given."""
+    keep_images: bool = True
+    """Write the images with --out. Without them `onelip check` cannot accept more than the bounds."""
     json: bool = False
     """Print JSON."""
 
@@ -59,6 +62,8 @@ class Certify:
 def run(arguments: Sequence[str]) -> int:
     """Parse, prove, certify, show."""
     command = parse(Certify, "certify", arguments)
+    if command.out is not None and command.images_out is None and command.keep_images:
+        command = replace(command, images_out=command.out.with_suffix(".images.npy"))
     if command.out is not None and command.mode != "sound":
         raise RecipeError(f"expected --mode sound with --out, got {command.mode}; a certificate is about the program")
     if command.limit is not None and command.limit < 1:
@@ -175,22 +180,24 @@ def _write(command: Certify, found: "Certification", images: "Tensor", source: s
 
     import numpy as np
 
-    from onelip.certify.certificate import WeightFile, write_certificate
+    from onelip.certify.certificate import WeightFile, make_certificate, save_certificate
     from onelip.training.files import write_whole
     from onelip.training.run_directory import RunDirectory
 
+    content = None
+    if command.out is not None:
+        run = RunDirectory(command.run)
+        files = WeightFile(run.plain, run.config)
+        kept = None if command.images_out is None else command.images_out.resolve()
+        content = make_certificate(found, images, files, folder=command.out.parent, source=source, images_file=kept)
     written: dict[str, Any] = {}
     if command.images_out is not None:
         buffer = io.BytesIO()
         np.save(buffer, images.contiguous().numpy(), allow_pickle=False)
         write_whole(command.images_out, buffer.getvalue())
         written["images_file"] = str(command.images_out)
-    if command.out is not None:
-        run = RunDirectory(command.run)
-        name = None if command.images_out is None else command.images_out.name
-        write_certificate(
-            command.out, found, images, WeightFile(run.plain, run.config), source=source, images_file=name
-        )
+    if command.out is not None and content is not None:
+        save_certificate(command.out, content)
         written["certificate"] = str(command.out)
     return written
 
@@ -235,10 +242,7 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
     for what, path in written.items():
         print(f"{what}: {path}")
     if "certificate" in written:
-        beside = command.out is not None and command.out.resolve().parent == command.run.resolve()
-        files = "" if beside else f" --weights {command.run}/plain.safetensors --config {command.run}/config.json"
-        images = "" if command.images_out is None else f" --images {command.images_out}"
-        print(f"Check it: onelip check {command.out}{files}{images}")
+        print(f"Check it: onelip check {shlex.quote(str(command.out))}")
 
 
 def _times(shape: tuple[int, ...]) -> str:

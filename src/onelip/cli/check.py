@@ -14,17 +14,18 @@ from onelip.cli._parse import parse
 class Check:
     """Re-check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
 
-    Exit code 0: accepted, 1: rejected, 2: a file cannot be read. The same as `python -m onelip.checker`.
+    Exit code 0: accepted, 1: rejected, 2: a file cannot be read, 3: the bounds are accepted, but there were no images
+    to compute the logits from. The same as `python -m onelip.checker`.
     """
 
     certificate: Annotated[Path, tyro.conf.Positional]
     """The certificate, as `onelip certify --out` wrote it."""
     weights: Path | None = None
-    """The weight file, if it is not beside the certificate."""
+    """The weight file, if it is neither where the certificate says nor beside it."""
     config: Path | None = None
-    """The configuration, if it is not beside the certificate."""
+    """The configuration, likewise."""
     images: Path | None = None
-    """A .npy file of the images: run the program on them and compare the logits."""
+    """The .npy file of the images, if it is not where the certificate says: the program is run on them."""
     json: bool = False
     """Print JSON."""
     quiet: bool = False
