@@ -45,7 +45,7 @@ def model_card(source: Source, certificate: dict[str, Any] | None, place: str) -
     if certificate is not None:
         parts.append(_certified(certificate))
     listed = ", ".join(source.config.class_names[:20]) + (", …" if len(source.config.class_names) > 20 else "")
-    told = ", `certificate.json` (check it: `onelip check certificate.json --weights model.safetensors`)"
+    told = ", `certificate.json` (check it: `onelip check certificate.json --images IMAGES.npy`)"
     parts.append(
         _LOAD.format(
             place=place,
