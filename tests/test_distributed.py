@@ -1,6 +1,7 @@
 """Two processes: the weights of one, up to the order of sums; one log, one checkpoint; stopping together."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,14 +40,16 @@ def preset_of_flags():
     return preset("digits").replace(augment=True, **changes)
 
 
-def pair(log: Path, *arguments: str | Path) -> list:
+def pair(log: Path, *arguments: str | Path, **options) -> list:
     """Two processes that know of each other as torchrun would tell them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [
-        start(log.with_name(f"log{rank}"), *arguments, environment=common | {"RANK": rank, "LOCAL_RANK": rank})
+        start(
+            log.with_name(f"log{rank}"), *arguments, environment=common | {"RANK": rank, "LOCAL_RANK": rank}, **options
+        )
         for rank in ("0", "1")
     ]
 
@@ -104,6 +107,54 @@ def test_a_part_without_images(tmp_path):
     finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
     train(preset_of_flags().replace(batch_size=1441, epochs=1), tmp_path / "one")
     assert_close(tmp_path / "two", tmp_path / "one")
+
+
+def fail_pair(log: Path, *arguments: str | Path, **options) -> tuple[str, str]:
+    """Two processes that cannot; returns what each said."""
+    processes = pair(log, *arguments, **options)
+    for process in processes:
+        process.join(90)
+    texts = [log.with_name(f"log{rank}").read_text() for rank in (0, 1)]
+    assert [process.exitcode for process in processes] == [1, 1], texts
+    assert "Traceback" not in texts[0] + texts[1]
+    return texts[0], texts[1]
+
+
+def test_an_error_of_the_first_process_is_all_that_is_said(alone, tmp_path):
+    first, second = fail_pair(tmp_path / "log", *FLAGS, "--out", alone)
+    assert "got one that holds a run" in first
+    assert first.count("\n") == 1
+    assert second == ""
+
+
+def test_a_full_disk_is_told_by_the_first_process(alone, tmp_path):
+    limit = (alone / "checkpoint.safetensors").stat().st_size - 1
+    first, second = fail_pair(tmp_path / "log", *FLAGS, "--out", tmp_path / "run", limit=limit)
+    assert "the disk is full" in first
+    assert second == ""
+
+
+def test_damaged_checkpoints_are_told_once(alone, tmp_path):
+    shutil.copytree(alone, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"")
+    first, second = fail_pair(tmp_path / "log", "train", "--resume", tmp_path / "run")
+    assert "damaged or truncated" in first
+    assert second == ""
+
+
+def test_who_loses_the_others_says_so_in_a_line(tmp_path):
+    """Killed, the first process says nothing; the second has only the lost connection to tell of."""
+    log, out = tmp_path / "log", tmp_path / "run"
+    processes = pair(log, *FLAGS[:-1], "1000", "--out", out)
+    while processes[0].is_alive() and not (out / "log.jsonl").exists():
+        time.sleep(0.01)
+    processes[0].kill()
+    processes[1].join(90)
+    text = log.with_name("log1").read_text()
+    assert processes[1].exitcode == 1, text
+    assert text.splitlines() == [
+        "onelip train: process 1 of 2 lost the connection to another, which ended; its own message says why"
+    ]
 
 
 def raise_with_network(how: str, refs: list) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 from onelip.cli._parse import parse
-from onelip.training.errors import RecipeError, Stopped
+from onelip.training.errors import Diverged, OtherFailed, RecipeError, Stopped
 from onelip.training.presets import preset, preset_for, with_method
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config
@@ -77,6 +77,12 @@ def run(arguments: Sequence[str]) -> int:
         if is_first:
             print(f"onelip train: {stopped}; go on with\n  {directory.resume_command}", file=sys.stderr)
         return 128 + stopped.signal_number
+    except OtherFailed:  # who failed says why
+        return 1
+    except Diverged:  # of the same weights in all processes
+        if is_first:
+            raise
+        return 1
     if not is_first:
         return 0
     if command.json:

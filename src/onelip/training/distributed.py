@@ -7,16 +7,18 @@ import gc
 import os
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from onelip.training.errors import RecipeError
+from onelip.training.errors import OtherFailed, RecipeError, RunError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,39 @@ class Process:
         dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
         return box[0]
 
-    def largest(self, value: int) -> int:
-        """The largest value of all processes: they stop together, or one would wait for the others for ever."""
+    def together(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do what may fail in one process alone (files, mostly). If it does, all fail, and one says why.
+
+        Were one to leave by itself, the others would lose the connection in the middle of a step, and their
+        tracebacks would bury the reason.
+
+        Raises:
+            OtherFailed: in all processes but the first of those that failed; that one raises its own error.
+        """
         if self.count == 1:
-            return value
-        box = torch.tensor([value], device=self.device)
+            return work(*arguments)
+        result: list[T] = []
+        failure: Exception | None = None
+        try:
+            result.append(work(*arguments))
+        except Exception as error:
+            failure = error
+        failed: list[Any] = [None] * self.count
+        dist.all_gather_object(failed, None if failure is None else str(failure))
+        speaker = next((rank for rank, text in enumerate(failed) if text is not None), None)
+        if speaker is None:
+            return result[0]
+        if failure is not None and speaker == self.rank:
+            raise failure
+        raise OtherFailed(f"process {speaker} failed: {failed[speaker]}") from failure
+
+    def largest(self, *values: int) -> list[int]:
+        """The largest of each value over all processes: what one wants (to stop, to save), all do after this step."""
+        if self.count == 1:
+            return list(values)
+        box = torch.tensor(values, device=self.device)
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
-        return int(box)
+        return box.tolist()
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over all processes."""
@@ -77,10 +105,21 @@ def processes(device: str) -> Iterator[Process]:
             yield Process(chosen, rank, count)
     except BaseException as error:
         clear_frames(error)
+        if _is_lost_connection(error):
+            raise RunError(
+                f"process {rank} of {count} lost the connection to another, which ended; its own message says why"
+            ) from error
         raise
     finally:
         gc.collect()
         dist.destroy_process_group()
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether an error only says that another process is gone; gloo has no type of its own for that."""
+    if not isinstance(error, RuntimeError) or os.environ.get("ONELIP_TRACEBACK"):
+        return False
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo/transport" in str(error))
 
 
 def clear_frames(error: BaseException) -> None:

@@ -17,6 +17,10 @@ class Diverged(RunError):
     """The loss or a weight became NaN or infinite; the last good checkpoint is kept."""
 
 
+class OtherFailed(RunError):
+    """Another of several processes could not go on, and says why; this one has nothing to add."""
+
+
 class Stopped(RunError):
     """A signal asked the run to end; it was saved and can be gone on with."""
 

@@ -6,7 +6,7 @@ same weights as one that was not, bit for bit, on the same machine with as many 
 
 import math
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,13 @@ def train(
     run = RunDirectory(Path(out))
     with listen() as wish, processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
-        data = load_data(recipe.data, data_root) if data is None else data
+        images = process.together(lambda: load_data(recipe.data, data_root) if data is None else data)
         gpu = [process.device] if process.device.type == "cuda" else []
-        opened = open_run(run, recipe, resume=resume) if process.is_first else nullcontext()
         # fork_rng: the random numbers of the caller are the caller's.
-        with opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
+        with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
+            process.together(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             try:
-                return _train(recipe, run, data, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
+                return _train(recipe, run, images, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
             except RuntimeError as error:
                 if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                     raise
@@ -116,7 +116,7 @@ def _train(
 
     # The network, its loss and its optimizer.
     torch.manual_seed(recipe.seed)
-    model = build_model(recipe, data.num_classes, data.shape).to(device)
+    model = process.together(build_model, recipe, data.num_classes, data.shape).to(device)
     layout = set_layout(model, recipe)
     optimizer = make_optimizer(model, recipe)
     objective = Objective(recipe, model)
@@ -125,20 +125,25 @@ def _train(
     # Begin, or go on from the checkpoint.
     at = Position()
     if process.share(resume and run.checkpoint.exists()):
-        at, states = load_checkpoint(run.checkpoint, model, optimizer, data.fingerprint)
+        at, states = process.together(load_checkpoint, run.checkpoint, model, optimizer, data.fingerprint)
         _set_random_states(states, generator, device)
         display.say(f"going on with {run.path} after epoch {at.epoch}, step {at.batch}")
 
-    def save(position: Position, data_state: Tensor) -> None:
-        if process.is_first:
-            states = _random_states(data_state, device)
-            try:
-                save_checkpoint(run.checkpoint, model, optimizer, states, position, data.fingerprint)
-            except Diverged as error:
-                raise _diverged(run, str(error)) from error
+    def write_checkpoint(position: Position, data_state: Tensor) -> None:
+        if not process.is_first:
+            return
+        states = _random_states(data_state, device)
+        try:
+            save_checkpoint(run.checkpoint, model, optimizer, states, position, data.fingerprint)
+        except Diverged as error:
+            raise _diverged(run, str(error)) from error
 
-    log = None
-    if process.is_first:
+    def save(position: Position, data_state: Tensor) -> None:
+        process.together(write_checkpoint, position, data_state)
+
+    def begin_log() -> RunLog | None:
+        if not process.is_first:
+            return None
         config = RunConfig(recipe, data.name, data.fingerprint, data.class_names, data.shape)
         write_json(run.config, config.to_json())
         threads = torch.get_num_threads()
@@ -146,7 +151,53 @@ def _train(
         for name, before in record_session(run, **facts).items():
             display.say(f"note: {name} was {before} and is {facts[name]}; the weights will agree up to rounding only")
         trim_log(run, at.epoch)
-        log = RunLog(run, tensorboard=tensorboard, epoch=at.epoch)
+        return RunLog(run, tensorboard=tensorboard, epoch=at.epoch)
+
+    def look(at: Position) -> dict[str, Any] | None:
+        if log is None:
+            return None
+        plain = bake(model)
+        known = constants_of(model, plain, recipe, data.shape)
+        found = evaluate(
+            plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
+        )
+        line = {
+            "epoch": at.epoch + 1,
+            "step": (at.epoch + 1) * len(loader),
+            "train_loss": at.loss_sum / at.images,
+            "lr": learning_rate(recipe, (at.epoch + 1) * len(loader) - 1, steps),
+            "seconds": at.seconds,
+            "images_per_second": at.images / at.seconds,
+            "split": split,
+            "loss": found.loss,
+            **found.total.to_json(),
+        }
+        log.write(line)
+        return line
+
+    def finish() -> dict[str, Any] | None:
+        if log is None:
+            return None
+        log.close()
+        plain = bake(model)
+        save_weights(run, model, plain)
+        known = constants_of(model, plain, recipe, data.shape, effort="high")
+        results: dict[str, Any] = {}
+        for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
+            found = evaluate(
+                plain,
+                part.test_images,
+                part.test_labels,
+                lipschitz=known.total,
+                pairs=known.pairs,
+                mode=known.mode,
+                loss=mean_loss,
+            )
+            results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
+        write_json(run.results, results)
+        return results
+
+    log = process.together(begin_log)
     if at == Position():
         save(at, generator.get_state())
 
@@ -197,11 +248,13 @@ def _train(
             )
             display.step(at.epoch + 1, step + 1, batch.global_size, value)
 
-            if number := process.largest(wish.signal_number):
+            minutes = (time.monotonic() - last_save) / 60
+            is_due = (save_steps and (step + 1) % save_steps == 0) or (save_minutes and minutes > save_minutes)
+            number, is_due = process.largest(wish.signal_number, int(is_due))  # clocks differ: all save, or none
+            if number:
                 save(at, data_state)
                 raise Stopped(f"stopped and saved after step {step + 1} of {steps}", number)
-            minutes = (time.monotonic() - last_save) / 60
-            if (save_steps and (step + 1) % save_steps == 0) or (save_minutes and minutes > save_minutes):
+            if is_due:
                 save(at, data_state)
                 last_save = time.monotonic()
             clock = time.monotonic()
@@ -209,24 +262,7 @@ def _train(
         # The epoch's line of the log comes before the checkpoint: what is logged twice is trimmed, nothing is lost.
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             raise _diverged(run, f"expected finite weights after epoch {at.epoch + 1}, got NaN or infinity")
-        if log is not None:
-            plain = bake(model)
-            known = constants_of(model, plain, recipe, data.shape)
-            found = evaluate(
-                plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
-            )
-            line = {
-                "epoch": at.epoch + 1,
-                "step": (at.epoch + 1) * len(loader),
-                "train_loss": at.loss_sum / at.images,
-                "lr": learning_rate(recipe, (at.epoch + 1) * len(loader) - 1, steps),
-                "seconds": at.seconds,
-                "images_per_second": at.images / at.seconds,
-                "split": split,
-                "loss": found.loss,
-                **found.total.to_json(),
-            }
-            log.write(line)
+        if line := process.together(look, at):
             display.epoch(line)
         at = Position(epoch=at.epoch + 1)
         save(at, generator.get_state())
@@ -235,25 +271,7 @@ def _train(
 
     # The end: weights for others, and the test images.
     display.stop()
-    results: dict[str, Any] = {}
-    if log is not None:
-        log.close()
-        plain = bake(model)
-        save_weights(run, model, plain)
-        known = constants_of(model, plain, recipe, data.shape, effort="high")
-        for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
-            found = evaluate(
-                plain,
-                part.test_images,
-                part.test_labels,
-                lipschitz=known.total,
-                pairs=known.pairs,
-                mode=known.mode,
-                loss=mean_loss,
-            )
-            results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
-        write_json(run.results, results)
-    return process.share(results)
+    return process.share(process.together(finish))
 
 
 def _diverged(run: RunDirectory, what: str) -> Diverged:
