@@ -99,3 +99,11 @@ def test_numbers_of_the_code_are_in_no_file(tmp_path):
     files = WeightFile(tmp_path / "plain.safetensors", None)
     with pytest.raises(ProofError, match="a constant of the code"):
         write_certificate(tmp_path / "c.json", found, images, files, source="random")
+
+
+def test_a_part_of_the_images_is_not_all_of_them():
+    """`x[0:3]` of three images has the shape of x: it is the identity for no other number of images."""
+    images = torch.rand(3, 8, dtype=torch.float64)
+    assert onelip.certify(net(lambda m, x: x[:]), images).mode == "sound"
+    with pytest.raises(ProofError, match="slice"):
+        onelip.certify(net(lambda m, x: x[0:3]), images)

@@ -13,6 +13,7 @@ from onelip.attack.nearest import Nearest
 from onelip.attack.program import Program
 from onelip.attack.rays import shorten, try_ray
 
+_AGREE = 1e-3  # of the margin: where float32 is farther off, it would look in the wrong places
 _POLISHING_ROUNDS = 2  # from points that are right to half of float64's digits
 _POLISHING_GAIN = 1e-12
 
@@ -40,7 +41,9 @@ def take_over(nearest: Nearest, scouted: Nearest) -> Tensor:
     """Look along the scout's rays, and along the boundary to the nearest flip; returns rows still without one."""
     rows = nearest.rows
     known = scouted.distances[rows]
-    shown = rows[known.isfinite() & (known > 0)]
+    margin, seen = nearest.clean_margins[rows], scouted.clean_margins[rows].to(nearest.images.dtype)
+    agree = (seen - margin).abs() <= _AGREE * margin  # so written a NaN does not
+    shown = rows[agree & known.isfinite() & (known > 0)]
     away = (scouted.points[shown] - scouted.images[shown]).to(nearest.images.dtype)
     flipped = try_ray(nearest, shown, nearest.confine(nearest.images[shown] + away))
     shorten(nearest, shown[flipped], tolerance=1e-3)
