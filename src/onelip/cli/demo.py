@@ -39,7 +39,8 @@ def run(arguments: Sequence[str]) -> int:
         if code := main(typed):
             print(f"onelip demo: step {number} ended with exit code {code}", file=sys.stderr)
             return code
-    print(f"\nAll files are in {out}. Next: onelip export {out} --format onnx --out {out / 'model.onnx'}")
+    command = shlex.join(["onelip", "export", str(out), "--format", "onnx", "--out", str(out / "model.onnx")])
+    print(f"\nAll files are in {out}. Next: {command}")
     return 0
 
 

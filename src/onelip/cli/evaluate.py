@@ -1,6 +1,7 @@
 """`onelip evaluate RUN`: the table of a run, again and per class, from the weights that it stored."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,5 +87,5 @@ def run(arguments: Sequence[str]) -> int:
         print("No CRA: nobody vouches for a Lipschitz constant of this network.")
     else:
         print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}; rounding is not in it.")
-        print(f"Radii that hold for the program as it runs: onelip certify {command.run}")
+        print(f"Radii that hold for the program as it runs: onelip certify {shlex.quote(str(command.run))}")
     return 0

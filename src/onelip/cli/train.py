@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Train:
     out: Path | None = None
     """Directory of the new run; by default a new one in runs/."""
     resume: Path | None = None
-    """Go on with the run in this directory; its recipe is kept."""
+    """Go on with the run in this directory; its recipe is kept. --data PATH says where its data are now."""
     preset: str | None = None
     """paper, short (CIFAR-10 in about an hour on two cores) or digits."""
     data_root: Path | None = None
@@ -97,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
         else "No CRA: nobody vouches for a Lipschitz constant of this network."
     )
     display.say(f"The run is in {out}: config.json, log.jsonl, results.json, weights.safetensors, plain.safetensors.")
-    display.say(f"Next: onelip evaluate {out}")
+    display.say(f"Next: onelip evaluate {shlex.quote(str(out))}")
     return 0
 
 

@@ -14,7 +14,7 @@ from onelip.data._formats import parse
 from onelip.data._image_data import ImageData, image_data_from_arrays
 from onelip.data._npz import load_npz
 from onelip.data._official import OFFICIAL, Official, Version
-from onelip.data._places import data_places, find_file, find_in, list_data
+from onelip.data._places import data_places, find_file, find_in, known_name, list_data
 
 
 def load_data(
@@ -36,7 +36,7 @@ def load_data(
         >>> load_data("digits")
         ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
     """
-    name = _known_name(name_or_path)
+    name = known_name(name_or_path)
     if name == "digits":
         return load_digits()
     if name is not None:
@@ -50,17 +50,6 @@ def load_data(
         f"expected one of {', '.join(names)} or a path, got {str(name_or_path)!r}, and there is no such file or folder"
         f"{f'; did you mean {near[0]!r}?' if near else ''}"
     )
-
-
-def _known_name(given: str | os.PathLike[str]) -> str | None:
-    """The name, however it is spelled: "CIFAR-10", "fashion_mnist". "./mnist" is a path."""
-    if not isinstance(given, str):
-        return None
-
-    def plain(text: str) -> str:
-        return text.lower().replace("-", "").replace("_", "")
-
-    return {plain(name): name for name in list_data()}.get(plain(given))
 
 
 def _load_named(official: Official, places: tuple[Path, ...], digests: Mapping[str, str] | None) -> ImageData:

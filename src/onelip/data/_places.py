@@ -39,6 +39,27 @@ def list_data() -> list[str]:
     return ["digits", *OFFICIAL]
 
 
+def known_name(given: str | os.PathLike[str]) -> str | None:
+    """The name, however it is spelled: "CIFAR-10", "fashion_mnist". "./mnist" is a path, and gives None."""
+    if not isinstance(given, str):
+        return None
+
+    def plain(text: str) -> str:
+        return text.lower().replace("-", "").replace("_", "")
+
+    return {plain(name): name for name in list_data()}.get(plain(given))
+
+
+def from_everywhere(given: str) -> str:
+    """What means the same data in every working directory: names as they are, paths made absolute.
+
+    Example:
+        >>> from_everywhere("digits"), from_everywhere("/images/../own.npz")
+        ('digits', '/own.npz')
+    """
+    return given if known_name(given) else os.path.abspath(os.path.expanduser(given))
+
+
 def data_status(root: str | os.PathLike[str] | None = None) -> list[DataStatus]:
     """Every data set with its title, and where it lies if it is there."""
     places = data_places(root)

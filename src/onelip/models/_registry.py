@@ -2,6 +2,7 @@
 
 import difflib
 import fnmatch
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -40,6 +41,35 @@ def register_model(builder: Builder) -> Builder:
         )
     _MODELS[name] = builder
     return builder
+
+
+def arguments_of(base: Callable[..., nn.Module]) -> Callable[[Builder], Builder]:
+    """Show the arguments of `base` in place of a builder's **kwargs: for help(), and for `options_of`."""
+
+    def show(builder: Builder) -> Builder:
+        own = inspect.signature(builder)
+        named = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        parameters = {**inspect.signature(base).parameters, **named}
+        # The documented way to tell inspect; not an attribute that annotations know of.
+        builder.__signature__ = own.replace(parameters=list(parameters.values()))  # pyright: ignore[reportFunctionMemberAccess]
+        return builder
+
+    return show
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """What a model takes besides the arguments of `create_model`, with the defaults.
+
+    Example:
+        >>> sorted(options_of("aol-small"))
+        ['channels', 'convs', 'linears', 'method', 'method_options', 'patch', 'width']
+    """
+    parameters = inspect.signature(_MODELS[_spelled(name)]).parameters
+    return {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and key not in ("num_classes", "image_size", "in_channels", "conv3")
+    }
 
 
 def list_models(filter: str = "*") -> list[str]:

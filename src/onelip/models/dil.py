@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from onelip.models._chain import Chain
-from onelip.models._registry import register_model
+from onelip.models._registry import arguments_of, register_model
 from onelip.models.std import standard
 
 
@@ -25,6 +25,7 @@ def dilated_conv3(net: Chain, channels: int) -> None:
 
 
 @register_model
+@arguments_of(standard)
 def aol_dil(**kwargs: Any) -> nn.Sequential:
     """AOL-DIL; arguments of `onelip.models.std.standard`."""
     return standard(conv3=dilated_conv3, **kwargs)

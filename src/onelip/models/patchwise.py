@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from onelip.models._chain import Chain
-from onelip.models._registry import register_model
+from onelip.models._registry import arguments_of, register_model
 from onelip.models._sizes import ImageSize, check_count, check_even, check_multiple, height_and_width
 
 
@@ -76,18 +76,21 @@ def patchwise(
 
 
 @register_model
+@arguments_of(patchwise)
 def aol_small(*, width: int = 16, **kwargs: Any) -> nn.Sequential:
     """AOL-Small; arguments of `patchwise`."""
     return patchwise(width=width, **kwargs)
 
 
 @register_model
+@arguments_of(patchwise)
 def aol_medium(*, width: int = 32, **kwargs: Any) -> nn.Sequential:
     """AOL-Medium; arguments of `patchwise`."""
     return patchwise(width=width, **kwargs)
 
 
 @register_model
+@arguments_of(patchwise)
 def aol_large(*, width: int = 48, **kwargs: Any) -> nn.Sequential:
     """AOL-Large; arguments of `patchwise`."""
     return patchwise(width=width, **kwargs)
@@ -105,6 +108,7 @@ def tiny_patch(image_size: ImageSize) -> int:
 
 
 @register_model
+@arguments_of(patchwise)
 def patchwise_tiny(
     *,
     image_size: ImageSize = 32,

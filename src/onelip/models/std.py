@@ -24,7 +24,7 @@ from typing import Any
 from torch import nn
 
 from onelip.models._chain import Chain
-from onelip.models._registry import register_model
+from onelip.models._registry import arguments_of, register_model
 from onelip.models._sizes import ImageSize, check_count, check_even, check_multiple, height_and_width
 
 HALVINGS = 5
@@ -81,12 +81,14 @@ def standard(
 
 
 @register_model
+@arguments_of(standard)
 def aol_std(**kwargs: Any) -> nn.Sequential:
     """AOL-STD; arguments of `standard`."""
     return standard(**kwargs)
 
 
 @register_model
+@arguments_of(standard)
 def standard_cnn(*, method: str | None = None, **kwargs: Any) -> nn.Sequential:
     """The ordinary network of the table, with free weights; arguments of `standard`."""
     return standard(method=method, **kwargs)

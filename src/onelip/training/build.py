@@ -1,5 +1,6 @@
 """From a recipe to its network, from a run to the network that it trained."""
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 
 from onelip.data import Augmentation, DataError
 from onelip.export import bake
-from onelip.methods._registry import list_methods
+from onelip.methods._registry import METHODS, Method, list_methods
 from onelip.models import create_model, list_models
+from onelip.models._registry import options_of
 from onelip.training._fields import suggestion
 from onelip.training._options import parse_options
 from onelip.training.checkpoint import load_checkpoint
@@ -46,7 +48,31 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             **options,
         )
     except TypeError as error:  # an option that the model or the method does not have
-        raise RecipeError(f"expected options that {recipe.model} and its method know, got: {error}") from error
+        what = _unknown_option(recipe) or f"expected options that {recipe.model} and its method know, got: {error}"
+        raise RecipeError(what) from error
+
+
+def _unknown_option(recipe: Recipe) -> str | None:
+    """The first option that the model or its method does not have, in words; None if the mistake is another."""
+    of_model = options_of(recipe.model)
+    method = of_model.get("method") if recipe.method == "default" else recipe.method
+    known = {"model_options": [name for name in of_model if name not in ("method", "method_options")]}
+    if method not in (None, "none"):
+        known["method_options"] = _method_options(METHODS[method])
+    for field, names in known.items():
+        for option in parse_options(getattr(recipe, field)):
+            if option not in names:
+                who = recipe.model if field == "model_options" else method
+                near = suggestion(option, names)
+                return f"expected {field} of {who} among {', '.join(names)}, got {option!r}{near}"
+    return None
+
+
+def _method_options(method: Method) -> list[str]:
+    parameters = inspect.signature(method.apply).parameters.values()
+    # input_size is the layer's own place in the network: the model gives it.
+    of_layers = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]
+    return [*of_layers, *method.term_options, "last_layer"]
 
 
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:

@@ -49,6 +49,15 @@ def save_checkpoint(
     write_tensors(path, tensors, facts)
 
 
+def check_same_data(path: Path, kept: str, given: str) -> None:
+    """Refuse data with another fingerprint than the one that the file keeps."""
+    if kept != given:
+        raise CheckpointError(
+            f"{path}: expected the data that the run began with (fingerprint {kept[:12]}…), got other data "
+            f"({given[:12]}…); bring the old data back (say where they are with --data), or start a new run"
+        )
+
+
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.SGD | None = None, fingerprint: str | None = None
 ) -> tuple[Position, dict[str, Tensor]]:
@@ -59,12 +68,8 @@ def load_checkpoint(
     """
     header = read_header(path, FORMAT)
     position = _position(path, header.facts)
-    kept = header.facts.get("data", "")
-    if fingerprint is not None and kept != fingerprint:
-        raise CheckpointError(
-            f"{path}: expected the data that the run began with (fingerprint {kept[:12]}…), got other data "
-            f"({fingerprint[:12]}…); bring the old data back, or start a new run"
-        )
+    if fingerprint is not None:
+        check_same_data(path, header.facts.get("data", ""), fingerprint)
     state = model.state_dict()
     # Before the first step there is no momentum; after it every parameter has one.
     momenta = {name: p for name, p in model.named_parameters() if f"{_MOMENTUM}{name}" in header.tensors}

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from onelip.data import ImageData, batches, load_data, validation_split
+from onelip.data import DataNotFound, ImageData, batches, load_data, validation_split
+from onelip.data._places import from_everywhere
 from onelip.export import bake
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
-from onelip.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.constants import constants_of
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, use_threads
@@ -30,7 +31,7 @@ from onelip.training.log import RunLog
 from onelip.training.objective import Objective
 from onelip.training.optimizer import make_optimizer
 from onelip.training.recipe import Recipe
-from onelip.training.run_directory import RunConfig, RunDirectory, open_run, record_session, trim_log
+from onelip.training.run_directory import RunConfig, RunDirectory, open_run, read_config, record_session, trim_log
 from onelip.training.schedule import learning_rate
 from onelip.training.stop import StopWish, listen
 
@@ -68,13 +69,15 @@ def train(
     run = RunDirectory(Path(out))
     with listen() as wish, processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
-        images = process.together(lambda: load_data(recipe.data, data_root) if data is None else data)
+        if data is None:
+            data = process.together(_load_data, recipe, data_root, run, resume)
+            recipe = recipe.replace(data=from_everywhere(recipe.data))
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the random numbers of the caller are the caller's.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             process.together(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             try:
-                return _train(recipe, run, images, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
+                return _train(recipe, run, data, resume, process, shown, wish, tensorboard, save_minutes, save_steps)
             except RuntimeError as error:
                 if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                     raise
@@ -144,6 +147,8 @@ def _train(
     def begin_log() -> RunLog | None:
         if not process.is_first:
             return None
+        if resume:  # also where no checkpoint was written yet
+            check_same_data(run.config, read_config(run).fingerprint, data.fingerprint)
         config = RunConfig(recipe, data.name, data.fingerprint, data.class_names, data.shape)
         write_json(run.config, config.to_json())
         threads = torch.get_num_threads()
@@ -272,6 +277,17 @@ def _train(
     # The end: weights for others, and the test images.
     display.stop()
     return process.share(process.together(finish))
+
+
+def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:
+    try:
+        return load_data(recipe.data, root)
+    except DataNotFound as error:
+        if not resume:
+            raise
+        raise DataNotFound(
+            f"{error}; if they lie elsewhere now, go on by `{run.resume_command} --data PATH`"
+        ) from error
 
 
 def _diverged(run: RunDirectory, what: str) -> Diverged:

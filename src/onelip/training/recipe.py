@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from onelip.data._places import known_name
 from onelip.training._fields import check_type, suggestion
 from onelip.training.errors import RecipeError
 
@@ -136,9 +137,14 @@ class Recipe:
         return dataclasses.replace(self, **changes)
 
     def check_continues(self, kept: Self) -> None:
-        """Refuse to go on with a run by another recipe than its own; only the machine may be another."""
+        """Refuse to go on with a run by another recipe than its own.
+
+        Only the machine may be another, and the path of the data: whether they are the same is for their fingerprint.
+        """
         for field in dataclasses.fields(self):
             before, now = getattr(kept, field.name), getattr(self, field.name)
+            if field.name == "data" and known_name(self.data) is None:
+                continue
             if before != now and field.name not in MACHINE_FIELDS:
                 raise RecipeError(
                     f"expected the run's own --{field.name.replace('_', '-')} {before!r}, got {now!r}; leave it as it "

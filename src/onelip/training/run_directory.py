@@ -12,9 +12,10 @@ results.json            the table at the end
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,8 +72,10 @@ class RunDirectory:
 
     @property
     def resume_command(self) -> str:
-        """How to go on, for people."""
-        return f"onelip train --resume {self.path}"
+        """How to go on, for people: with as many processes as now, to be pasted into a shell."""
+        count = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
+        onelip = "onelip" if count == "1" else f"torchrun --nproc-per-node {count} -m onelip"
+        return f"{onelip} train --resume {shlex.quote(str(self.path))}"
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,8 @@ def read_config(run: RunDirectory) -> RunConfig:
 def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
     """Make the directory of a new run, or take that of an old one, and keep other processes from writing there.
 
-    The lock ends with the process, however it ends.
+    The lock ends with the process, however it ends. A command that is refused before it has written anything leaves no
+    directory behind.
     """
     if resume:
         recipe.check_continues(read_config(run).recipe)
@@ -140,6 +144,7 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
             f"{run.path}: expected a new directory, got one that holds a run; "
             f"go on with it by `{run.resume_command}`, or choose another --out"
         )
+    made = [path for path in (run.path, *run.path.parents) if not path.exists()]
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         handle = (run.path / ".lock").open("w")
@@ -156,7 +161,21 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
             raise RunError(
                 f"{run.path}: expected a run that stands still, got one that another process writes"
             ) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            _remove_empty(run.path, made)
+            raise
+
+
+def _remove_empty(directory: Path, made: list[Path]) -> None:
+    """Remove the lock if nothing else is in the directory, and then the directories that were made for it."""
+    if [path.name for path in directory.iterdir()] != [".lock"]:
+        return
+    with suppress(OSError):  # others may have put something there meanwhile
+        (directory / ".lock").unlink()
+        for path in made:
+            path.rmdir()
 
 
 def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
