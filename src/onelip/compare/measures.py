@@ -26,6 +26,7 @@ _LEAST_MEBIBYTES = 2  # the allocator takes memory from the system in pieces of 
 def measure(
     recipe: Recipe,
     plain_twin: Recipe,
+    model: nn.Module,
     plain: nn.Module,
     data: ImageData,
     *,
@@ -38,7 +39,8 @@ def measure(
     Args:
         recipe: of its run.
         plain_twin: the recipe of the same network without a method.
-        plain: its network, baked, on the CPU.
+        model: its network, as it is trained, on the CPU.
+        plain: the same, baked.
         data: whose training images are used for timing, and whose first test image is where layers are looked at.
         twins_memory: MiB of the plain twin; None if it could not be measured.
         memory: whether to measure memory at all.
@@ -56,7 +58,9 @@ def measure(
     say("proving the constant of the stored weights")
     found["constant"] = _or_why(lambda: proved_constant(plain, data))
     say("computing singular values")
-    found["singular_values"] = _or_why(lambda: spectrum_of_network(plain, to_float(data.test_images[:1])))
+    found["singular_values"] = _or_why(
+        lambda: spectrum_of_network(bake(model, forms=False), to_float(data.test_images[:1]))
+    )
     return found
 
 

@@ -109,6 +109,7 @@ def _row(
         found = measure(
             recipe,
             plan.plain_twin,
+            loaded.model,
             loaded.plain,
             data,
             twins_memory=record.get("plain_mebibytes"),

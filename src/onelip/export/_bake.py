@@ -14,7 +14,7 @@ class NonFiniteWeight(ValueError):
     """A weight holds a NaN or an infinity, so the network has no Lipschitz constant."""
 
 
-def bake(model: Model) -> Model:
+def bake(model: Model, *, forms: bool = True) -> Model:
     """Return a plain torch copy of the model that computes the same function; the model itself is left as it is.
 
     Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer it was
@@ -22,6 +22,10 @@ def bake(model: Model) -> Model:
     network costs, and the state dict has the plain keys. A layer may also say itself what plain layers it is, by a
     method `plain_form`: those of the Fourier domain become convolutions, blocks with relu two layers with MaxMin. These
     have a proof and an ONNX file instead of speed: an FFT is faster than sums over all pixels.
+
+    Args:
+        model: left as it is.
+        forms: False keeps such layers as they compute in training, with fixed weights: faster, and nothing else.
 
     Raises:
         NonFiniteWeight: if a parameter of the result is not finite; the message names it.
@@ -35,7 +39,7 @@ def bake(model: Model) -> Model:
     # and so destroy the original. Instead deepcopy is told what stands for each parametrized layer: an empty plain one,
     # filled right after. It keeps shared modules shared, and follows references from wherever they come.
     layers = [module for module in model.modules() if parametrize.is_parametrized(module)]
-    formed = {id(layer): _plain_form(layer) for layer in layers}
+    formed = {id(layer): _plain_form(layer) if forms else None for layer in layers}
     done: dict[int, Any] = {id(layer): formed[id(layer)] or _empty_plain(layer) for layer in layers}
     for layer in layers:
         if formed[id(layer)] is None:
