@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from onelip.geometry import Geometry, UnsupportedLayer, geometry_of
 from onelip.methods._guards import InputSizeGuard, guard_input_size
+from onelip.methods._plain_weights import accept_plain_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
@@ -140,8 +141,15 @@ def attach(module: Layer, parametrization: LipschitzParametrization, name: str =
             f"expected {name!r} without {taken}, got one that has it already; "
             f"use torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) to begin anew"
         )
+    if found is not None and not found.is_tensor:  # projection, reset and losses need the one parameter
+        taken = ", ".join(type(map).__name__.lstrip("_") for map in found)
+        raise UnsupportedLayer(
+            f"expected {name!r} with one parameter behind it, got one that {taken} makes of {found.ntensors}; "
+            f"use torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first"
+        )
     # unsafe=True only spares torch's own trial run of a map that keeps shape and type.
     parametrize.register_parametrization(module, name, parametrization, unsafe=True)
+    accept_plain_weights(module)
     if parametrization.geometry.needs_size_divisible_by is not None:
         guard_input_size(module, parametrization.geometry.needs_size_divisible_by)
     return module

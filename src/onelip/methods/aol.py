@@ -168,9 +168,13 @@ def aol(
 
     The layer's present weight is kept up to a factor (one for each block of channels that meet, so one for almost every
     layer): the parameter is chosen such that the new weight is the old one divided by the square root of its bound,
-    which also enlarges weights that are smaller than the bound allows. Assigning `module.weight = w` does the same.
+    which also enlarges weights that are smaller than the bound allows. Assigning `module.weight = w` does the same, and
+    so does `load_state_dict` with a plain `weight`. torch's own `module.reset_parameters()` fills a weight that is
+    computed anew at the next access, so it has no lasting effect; that of the drop-in classes of `onelip.nn` has.
 
     The weight is recomputed from the parameter at each access; within `torch.nn.utils.parametrize.cached()` once.
+    Forward-mode derivatives in the parameter (jacfwd) are not supported. Gradients grow as one over the parameter: for
+    entries below some 1e-37 (1e-44, say) they overflow float32, although W is right.
 
     Args:
         module: Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d or ConvTranspose3d.
