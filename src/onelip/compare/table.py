@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 Row = dict[str, Any]
+_BASES = ("method", "weights", "pairs")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ def columns(record: dict[str, Any]) -> list[Column]:
         Column("seconds", "training steps only", lambda row: row["seconds"], lambda s: f"{s:.3g}"),
         Column("accuracy", f"clean, % of {split} images", lambda row: row["results"][split]["accuracy"], _percent),
         *(_cra(split, radius) for radius in radii),
+        Column(
+            "CRA by",
+            "real arithmetic; what CRA rests on: the constant that the method proves (method), bounds of the stored "
+            "weights (weights), or such bounds for each pair of classes (pairs), which give larger radii",
+            lambda row: _basis(row["results"][split].get("mode", "")),
+            lambda number: _BASES[int(number)],
+        ),
         Column("step", "time of a training step, plain network = 1", _ratio("step"), _times),
         Column("memory", "growth of the peak memory in training, plain network = 1", _ratio("memory"), _times),
         Column("predict", "time of the baked network, plain network = 1", _ratio("inference"), _times),
@@ -110,6 +118,11 @@ def rounded_up(value: float) -> str:
         return str(value)
     rounded = Context(prec=6, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
     return f"{rounded:f}" if 1e-4 <= value < 1e6 or value == 0 else f"{rounded:e}"
+
+
+def _basis(mode: str) -> int | None:
+    """The number in _BASES of what an evaluation says of itself (`onelip.training.constants`)."""
+    return 2 if "pair" in mode else 1 if "stored weights" in mode else 0 if "construction" in mode else None
 
 
 def _cra(split: str, radius: str) -> Column:

@@ -161,7 +161,7 @@ def _train(
     def look(at: Position) -> dict[str, Any] | None:
         if log is None:
             return None
-        plain = bake(model)
+        plain = bake(model, forms=False)  # the faster one
         known = constants_of(model, plain, recipe, data.shape)
         found = evaluate(
             plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
