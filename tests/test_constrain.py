@@ -1,5 +1,6 @@
 """The verb for a whole model, and what it says."""
 
+import re
 import warnings
 from fractions import Fraction
 
@@ -63,11 +64,39 @@ def test_own_forward_is_not_vouched_for_as_a_whole():
     assert "uses parameters of its own in forward: gain" in str(summary)
 
 
-def test_a_module_used_twice_is_no_chain():
+def test_a_module_that_stands_twice_in_a_chain_counts_twice():
     layer = onelip.nn.AOLLinear(3, 3, lipschitz=2.0)
-    summary = onelip.summary(nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer)))
+    model = nn.Sequential(layer, nn.Sequential(nn.ReLU(), layer))
+    summary = onelip.summary(model)
+    assert [row.name for row in summary.layers] == ["0", "1.0", "1.1"]
+    assert summary.constant == pytest.approx(4.0)
+    assert "own forward" not in str(summary)
+    with torch.no_grad():
+        layer.weight = torch.eye(3)
+    x = torch.tensor([[1.0, 0, 0]])
+    assert torch.allclose((model(2 * x) - model(x)).norm(), torch.tensor(4.0))  # and it is attained
+
+
+def test_a_module_inside_of_another_counts_where_the_chain_uses_it():
+    layer = onelip.nn.AOLLinear(3, 3, lipschitz=2.0)
+    residual = onelip.nn.ConvexResidual(layer, alpha=0.5, learnable=False)
+    assert onelip.summary(nn.Sequential(residual, layer)).constant == pytest.approx(3.0)
+    assert onelip.summary(nn.Sequential(layer, residual)).constant == pytest.approx(3.0)
+
+
+def test_how_often_a_forward_of_its_own_uses_a_module_is_not_known():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = self.same = onelip.nn.AOLLinear(3, 3)
+
+        def forward(self, x):
+            return self.same(self.layer(x))
+
+    summary = onelip.summary(Twice())
+    assert [row.name for row in summary.layers] == ["layer"]
     assert summary.constant is None
-    assert "is not looked at" in str(summary)
+    assert "own forward" in str(summary)
 
 
 def test_root_may_be_the_layer():
@@ -108,6 +137,31 @@ def test_twice_changes_nothing():
     weight = model[0].weight.detach().clone()
     onelip.constrain(model, verbose=False)
     assert torch.equal(model[0].weight, weight)
+
+
+@pytest.mark.parametrize("method", ["aol", "soc", "sll"])
+def test_the_second_time_it_says_what_is_constrained_already(method, capsys):
+    model = onelip.constrain(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()), method, verbose=False)
+    assert onelip.constrain(model, "aol", steps=2, strict=True) is model  # no refusal
+    title = {"aol": "AOL on the inputs", "soc": "SOC", "sll": "SLL"}[method]
+    assert f"left as it was, 0: constrained already ({title}" in capsys.readouterr().out
+    onelip.constrain(model, skip=["0"])
+    assert "constrained already" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", ["weight_norm", "spectral_norm"])
+def test_layers_that_others_parametrize_are_refused(other, capsys):
+    model = nn.Sequential(nn.Linear(3, 3), getattr(nn.utils.parametrizations, other)(nn.Linear(3, 3)))
+    said = rf"1: its weight is parametrized by {other.title().replace('_', '')}; use .*remove_parametrizations"
+    with pytest.raises(onelip.UnsupportedLayer, match=said):
+        onelip.constrain(model, strict=True)
+    assert find_aol(model[0]) is None
+    onelip.constrain(model)
+    assert re.search("left as it was, " + said, capsys.readouterr().out)
+    assert find_aol(model[0]) is not None
+    assert onelip.summary(model).not_vouched == ["1"]
+    nn.utils.parametrize.remove_parametrizations(model[1], "weight")
+    assert onelip.summary(onelip.constrain(model, strict=True)).constant == 1.0
 
 
 def test_tied_weights_are_left_alone(capsys):

@@ -12,7 +12,9 @@ from torch.nn.utils import parametrize
 
 from onelip._summary import summary
 from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
+from onelip.methods._parametrization import find_parametrization, parametrization_list
 from onelip.methods._registry import Method, get_method
+from onelip.nn._base import LipschitzModule
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -34,7 +36,8 @@ def constrain(
     into the model; if the model is itself a layer, the new module is what is returned.
 
     A layer that the method cannot serve is left as it is and reported as not vouched for, and so is every other module
-    without a known constant. Layers that are constrained already are left alone.
+    without a known constant; so is one that is parametrized by something else (torch's `weight_norm`). Layers that are
+    constrained already are left alone, whatever the options, which the report says.
 
     Args:
         model: any module.
@@ -54,7 +57,7 @@ def constrain(
     """
     chosen = get_method(method)
     patterns = [skip] if isinstance(skip, str) else list(skip)
-    layers = _candidates(model, patterns)
+    layers, constrained = _candidates(model, patterns)
     _check_patterns(model, patterns)
     sizes = _input_sizes(model, example) if example is not None and chosen.needs_input_size else {}
     settings = {name: options | ({"input_size": sizes[name]} if sizes.get(name) else {}) for name, _ in layers}
@@ -75,7 +78,7 @@ def constrain(
                 model = _put(model, layer, made)
     if verbose:
         print(summary(model))
-        for name, reason in refused.items():
+        for name, reason in (constrained | refused).items():
             print(f"left as it was, {name or '(model)'}: {reason}")
     return model
 
@@ -119,14 +122,26 @@ def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]
     return seen
 
 
-def _candidates(model: nn.Module, skip: list[str]) -> list[tuple[str, nn.Module]]:
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, LINEAR_LAYERS)
-        and not parametrize.is_parametrized(module, "weight")
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in skip)
-    ]
+def _candidates(model: nn.Module, skip: list[str]) -> tuple[list[tuple[str, nn.Module]], dict[str, str]]:
+    """The linear layers to constrain, and what is constrained already: options given now do not reach that."""
+    layers: list[tuple[str, nn.Module]] = []
+    constrained: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+            continue
+        if taken := _constrained_by(module):
+            constrained[name] = f"constrained already ({taken})"
+        elif isinstance(module, LINEAR_LAYERS):
+            layers.append((name, module))
+    return layers, constrained
+
+
+def _constrained_by(module: nn.Module) -> str | None:
+    if (found := find_parametrization(module)) is not None:
+        return found.describe()
+    if isinstance(module, LipschitzModule) and parametrize.is_parametrized(module, "weight"):
+        return parametrize.type_before_parametrizations(module).__name__  # a layer that a method put in place, as SOC
+    return None
 
 
 def _check_patterns(model: nn.Module, skip: list[str]) -> None:
@@ -140,6 +155,10 @@ def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str |
     """Why the method cannot serve this layer, found out on a copy without memory; wrong options raise right away."""
     if not isinstance(layer, method.layers):
         return f"{method.name} does not serve {type(layer).__name__}"
+    if (maps := parametrization_list(layer)) is not None:
+        names = ", ".join(type(map).__name__.lstrip("_") for map in maps)
+        way_out = 'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")'
+        return f"its weight is parametrized by {names}; use {way_out} first"
     if layer._parameters.get("weight") is None:
         return "its weight is computed by a hook (torch.nn.utils.weight_norm or alike); remove the hook first"
     weightless: dict[int, Any] = {

@@ -79,11 +79,12 @@ def summary(model: nn.Module) -> Summary:
         >>> summary(nn.Sequential(onelip.nn.AOLLinear(4, 4), nn.ReLU())).constant
         1.0
     """
-    return Summary(tuple(_rows(model, "", set(), is_inside=False)), _is_chain(model))
+    return Summary(tuple(_rows(model, "", set(), in_chain=True, is_inside=False)), _is_chain(model))
 
 
-def _rows(module: nn.Module, name: str, seen: set[int], *, is_inside: bool) -> Iterator[LayerSummary]:
-    if id(module) in seen:  # a chain would use it again, so it is not a chain any more: see _is_chain
+def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_inside: bool) -> Iterator[LayerSummary]:
+    """`in_chain`: only Sequentials are above, so the module is applied where it stands, and counts wherever it does."""
+    if id(module) in seen and not in_chain:  # how often a forward of one's own uses it is not known
         return
     seen.add(id(module))
     if _has_constant_of_its_own(module):
@@ -95,9 +96,12 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, is_inside: bool) -> I
     elif own := [key for key, parameter in module._parameters.items() if parameter is not None]:
         why = f"uses parameters of its own in forward: {', '.join(own)}"
         yield LayerSummary(name, _title(module), Vouch(None, why), None, is_inside)
+    in_chain = in_chain and type(module) is nn.Sequential
     if not parametrize.is_parametrized(module):
-        for key, child in module.named_children():
-            yield from _rows(child, f"{name}.{key}" if name else key, seen, is_inside=is_inside)
+        for key, child in module._modules.items():  # named_children would give a child that stands twice once
+            if child is not None:
+                path = f"{name}.{key}" if name else key
+                yield from _rows(child, path, seen, in_chain=in_chain, is_inside=is_inside)
 
 
 def _has_constant_of_its_own(module: nn.Module) -> bool:
@@ -107,9 +111,8 @@ def _has_constant_of_its_own(module: nn.Module) -> bool:
 
 
 def _is_chain(module: nn.Module) -> bool:
-    """Whether the model is its modules one after the other, each used once."""
-    links = list(_links(module))
-    return len({id(link) for link in links}) == len(links) and all(map(_has_constant_of_its_own, links))
+    """Whether the model is its modules one after the other; one that stands twice is applied twice."""
+    return all(map(_has_constant_of_its_own, _links(module)))
 
 
 def _links(module: nn.Module) -> Iterator[nn.Module]:
