@@ -16,6 +16,7 @@ import onelip
 from onelip.training import CheckpointError, RecipeError, RunDirectory, RunError, load_run, read_log, train
 from onelip.training.checkpoint import read_position
 from onelip.training.run_directory import open_run
+from onelip.training.stop import listen
 
 EPOCHS = 12
 FLAGS = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS)]
@@ -108,6 +109,22 @@ def test_signals_save_and_tell_how_to_go_on(whole, tmp_path, number, code):
     assert position(out) != (EPOCHS, 0)
     finish(log, "train", "--resume", out)
     assert same_bytes(out, whole)
+
+
+def test_a_second_ctrl_c_ends_at_once_but_for_the_echo_of_torchrun(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with listen() as wish:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "any")
+    with listen() as wish:
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert wish.signal_number == signal.SIGINT
+        wish.heard_at -= 6  # seconds later it is a person again
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_second_process_is_kept_away(tmp_path):
