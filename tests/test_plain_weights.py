@@ -166,3 +166,40 @@ def test_several_tensors_behind_the_weight_are_refused_before_anything_changes(m
         get_method(method).apply(layer)
     assert list(layer.state_dict()) == keys
     assert len(layer.parametrizations.weight) == 1
+
+
+def test_reset_parameters_as_the_docs_say():
+    """Of torch's own layer it reaches the bias alone; that of the drop-in class has an effect."""
+    layer = onelip.aol(nn.Linear(4, 4))
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.weight, weight)
+    assert not torch.equal(layer.bias, bias)
+    drop_in = onelip.nn.AOLLinear(4, 4)
+    drop_in.weight = torch.randn(4, 4)
+    drop_in.reset_parameters()
+    assert torch.equal(drop_in.weight, torch.eye(4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own forward mode uses it
+def test_forward_mode_as_the_docs_say():
+    layer, x = onelip.aol(nn.Linear(4, 4)), torch.randn(4)
+    assert torch.func.jacfwd(layer)(x).shape == (4, 4)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jacfwd(lambda P: torch.func.functional_call(layer, {"parametrizations.weight.original": P}, (x,)))(
+            original_of(layer).detach()
+        )
+
+
+def test_tiny_weights_as_the_docs_say():
+    torch.manual_seed(0)
+    layer, tiny = onelip.aol(nn.Linear(4, 4)), 1e-44 * torch.randn(4, 4)
+    with torch.no_grad():
+        original_of(layer).copy_(tiny)
+    assert 0.5 < torch.linalg.matrix_norm(layer.weight, 2) <= 1 + 1e-6
+    (layer.weight * torch.randn(4, 4)).sum().backward()
+    assert not original_of(layer).grad.isfinite().all()
+    layer.zero_grad()
+    layer.weight = 1e20 * tiny
+    (layer.weight * torch.randn(4, 4)).sum().backward()
+    assert original_of(layer).grad.isfinite().all()
