@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import struct
 
 import pytest
@@ -286,6 +287,18 @@ def test_command_converts_to_float64_exactly(run, tmp_path, capsys):
     assert "as the run has them" in call(capsys, run.path, "--out", tmp_path / "b.safetensors", *flags)[1]
 
 
+def test_command_without_a_place(run, tmp_path, capsys):
+    """In the run's own directory, by a name of its own."""
+    copy = tmp_path / "run"
+    shutil.copytree(run.path, copy)
+    code, text = call(capsys, copy)
+    assert (code, "export/model.safetensors" in text) == (0, True)
+    assert (
+        safetensors.torch.load_file(copy / "export" / "model.safetensors").keys()
+        == load_run(run.path).plain.state_dict().keys()
+    )
+
+
 def test_command_makes_a_directory(run, tmp_path, capsys):
     code, text = call(capsys, run.path, "--format", "hub", "--out", tmp_path / "net")
     assert code == 0
@@ -301,7 +314,6 @@ def test_command_makes_a_directory(run, tmp_path, capsys):
         (["--out", "net.safetensors", "--uint8-input"], "--format onnx"),
         (["--out", "net", "--format", "hub", "--dtype", "float64"], "no --dtype"),
         (["--out", "n.onnx", "--format", "onnx", "--dtype", "float32", "--certificate", "c"], "float64 with a cert"),
-        ([], "--out"),
     ],
 )
 def test_command_without_sense(run, tmp_path, monkeypatch, capsys, flags, message):

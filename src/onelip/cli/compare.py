@@ -24,10 +24,10 @@ class Compare:
 
     methods: str
     """Names with commas between them (see onelip methods), or all; none is the plain network."""
-    out: Path
-    """Directory of the comparison: new, or one of the same plan."""
     budget: str
     """Of each method: epochs as 20ep, or time of training steps as 90s, 10m, 1h30m (whole epochs that fit)."""
+    out: Path | None = None
+    """Directory of the comparison: new, or one of the same plan. runs/compare-DATA-MODEL-BUDGET if not given."""
     data: str = "digits"
     """Name of a data set, or a path; see onelip train."""
     model: str | None = None
@@ -58,6 +58,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parse, compare, show."""
     command = parse(Compare, "compare", arguments)
     recipe = _shared_recipe(command)
+    name = "-".join(("compare", Path(command.data).stem, recipe.model, command.budget))
+    out = command.out or Path("runs", name)
 
     from rich.console import Console
 
@@ -73,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         record = compare(
             plan,
-            command.out,
+            out,
             data_root=command.data_root,
             display=display,
             memory=command.memory,
@@ -88,13 +90,13 @@ def run(arguments: Sequence[str]) -> int:
     asked = [row for row in record["rows"] if row["method"] in plan.methods]
     worked = [row for row in asked if row["status"] == "done"]
     if command.json:
-        print(json.dumps({"out": str(command.out), **record}))
+        print(json.dumps({"out": str(out), **record}))
     else:
         for table in comparison_tables(record):
             console.print(table)
         for line in failures(record):
             display.say(line)
-        display.say(f"The comparison is in {command.out}: index.html to look at, comparison.json with everything.")
+        display.say(f"The comparison is in {out}: index.html to look at, comparison.json with everything.")
     how_many = f"{len(worked)} of {len(asked)} methods worked"
     print(f"onelip compare: {how_many}.", file=sys.stderr)
     return 0 if worked else 1

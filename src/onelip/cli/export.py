@@ -27,10 +27,10 @@ class Export:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Directory of a finished run."""
-    out: Path
-    """What to write: a file .safetensors or .onnx, or a directory (hub)."""
     format: Literal["safetensors", "onnx", "hub"] = "safetensors"
     """Kind of export."""
+    out: Path | None = None
+    """What to write: a file .safetensors or .onnx, or a directory (hub); in RUN/export if not given."""
     dtype: Literal["float32", "float64"] | None = None
     """Type of the numbers. ONNX: float64 with a certificate, which speaks about the float64 program, else float32."""
     certificate: Path | None = None
@@ -41,6 +41,12 @@ class Export:
     """Overwrite what is there."""
     json: bool = False
     """Print JSON."""
+
+    @property
+    def place(self) -> Path:
+        """Where it goes."""
+        name = "hub" if self.format == "hub" else f"model.{self.format}"
+        return self.out or self.run / "export" / name
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -75,8 +81,8 @@ def run(arguments: Sequence[str]) -> int:
 def _contradiction(command: Export) -> str | None:
     """What makes no sense in the flags, whatever the run is."""
     suffix = {"safetensors": ".safetensors", "onnx": ".onnx"}.get(command.format)
-    if suffix and command.out.suffix != suffix:
-        return f"expected --out to end in {suffix} for this --format, got {command.out.name!r}"
+    if suffix and command.place.suffix != suffix:
+        return f"expected --out to end in {suffix} for this --format, got {command.place.name!r}"
     if command.uint8_input and command.format != "onnx":
         return f"expected --uint8-input with --format onnx, got {command.format}; other formats hold weights only"
     if command.dtype and command.format == "hub":
@@ -93,7 +99,7 @@ def _beside(out: Path, ending: str) -> Path:
 def _hub(command: Export) -> dict[str, Any]:
     from onelip.export.hub import save_pretrained
 
-    files = save_pretrained(command.run, command.out, certificate=command.certificate, force=command.force)
+    files = save_pretrained(command.run, command.place, certificate=command.certificate, force=command.force)
     return {"files": list(map(str, files))}
 
 
@@ -116,11 +122,11 @@ def _safetensors(command: Export, source: "Source") -> dict[str, Any]:
             )
         facts = {"weights_sha256": source.weights_sha256}
         content = plain_bytes(source.plain.to(getattr(torch, dtype)), facts)
-    files = [(_beside(command.out, "config.json"), source.config_bytes)]
+    files = [(_beside(command.place, "config.json"), source.config_bytes)]
     if command.certificate:
         raw, _ = read_certificate(command.certificate, source.weights_sha256, source.config_sha256)
-        files.append((_beside(command.out, "cert.json"), raw))
-    files.append((command.out, content))
+        files.append((_beside(command.place, "cert.json"), raw))
+    files.append((command.place, content))
     place(files, force=command.force)
     return {"files": [str(path) for path, _ in files], "dtype": dtype}
 
@@ -137,16 +143,16 @@ def _onnx(command: Export, source: "Source") -> dict[str, Any]:
         raw, _ = read_certificate(command.certificate, source.weights_sha256, source.config_sha256)
         # What the certificate is about goes along, so that whoever gets the files can check it.
         files = [
-            (_beside(command.out, "cert.json"), raw),
-            (_beside(command.out, "safetensors"), source.weights),
-            (_beside(command.out, "config.json"), source.config_bytes),
+            (_beside(command.place, "cert.json"), raw),
+            (_beside(command.place, "safetensors"), source.weights),
+            (_beside(command.place, "config.json"), source.config_bytes),
         ]
     check_free([path for path, _ in files], force=command.force)
     dtype = command.dtype or ("float64" if command.certificate else "float32")
     images = _test_images(source)
     content, report = make_onnx(
         source.plain,
-        command.out,
+        command.place,
         source.config.shape,
         dtype=getattr(torch, dtype),
         uint8_input=command.uint8_input,
@@ -155,7 +161,7 @@ def _onnx(command: Export, source: "Source") -> dict[str, Any]:
         images=images,
         force=command.force,
     )
-    files.append((command.out, content))
+    files.append((command.place, content))
     place(files, force=command.force)
     told = "random" if images is None else f"test images of {source.config.data_name}"
     return {"files": [str(path) for path, _ in files], **report.to_json(), "source": told}
