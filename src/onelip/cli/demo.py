@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
         "Train a 1-Lipschitz network.": ["train", "--out", out, "--epochs", command.epochs],
         "Prove its constant, certify every test image.": ["certify", out, "--out", certificate],
         "Check the certificate with a program that shares nothing with the first.": ["check", certificate, "--quiet"],
-        "Try to break what was certified.": ["attack", out, "--certificate", certificate, "--limit", 100],
+        "Try to break what was certified.": ["attack", out, "--certificate", certificate],
     }
     for number, (what, words) in enumerate(steps.items(), 1):
         typed = [str(word) for word in words]
