@@ -140,7 +140,7 @@ def test_lcc_evaluation_is_sound_before_any_projection(case):
     with torch.no_grad():
         original_of(layer).mul_(50)
     assert exact_norm(layer.eval(), shape) <= 1 + 1e-12
-    assert vouch(layer).constant == 1.0
+    assert 1 < vouch(layer).constant < 1 + 1e-14  # storing the weight rounds it
 
 
 def test_lcc_refuses_other_norms():

@@ -90,18 +90,6 @@ class LipschitzParametrization(nn.Module):
             return "the guard of its promised input size was removed"
         return None
 
-    def rounded_to(self, constant: float, dtype: torch.dtype) -> float:
-        """`constant`, enlarged by what storing the weight in this type can add to the norm.
-
-        Rounding moves the norm by at most u || |W| || <= u sqrt(channels * taps) times the constant, because columns
-        and rows of a layer of norm 1 are not longer than 1. For float32 and float64 the nominal constant is given.
-        """
-        if dtype in (torch.float32, torch.float64):
-            return constant
-        _, rows, columns, *taps = self.geometry.kernel_shape(self.weight_shape, "inputs")
-        entries = min(rows, columns) * torch.Size(taps).numel()
-        return constant * (1 + torch.finfo(dtype).eps / 2 * entries**0.5)
-
 
 def check_lipschitz(lipschitz: object, dtype: torch.dtype | None = None) -> float:
     """A positive number that the type can hold, or an error."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from onelip.geometry import Geometry
 from onelip.methods._known_bound import KnownBound
+from onelip.methods._orthogonal import stored_constant
 from onelip.methods._parametrization import LipschitzParametrization, working_type
 from onelip.methods._power_iteration import Operator, estimated_norm, iterate
 from onelip.methods._tight import tight_weight
@@ -99,7 +100,10 @@ class PowerIterated(LipschitzParametrization):
         return (P.double() / bound * self.lipschitz).to(P.dtype)
 
     def constant_in(self, dtype: torch.dtype) -> float | None:
-        return self.rounded_to(self.lipschitz, dtype)
+        """With what rounding adds when the divided weight is stored."""
+        _, rows, columns, *taps = self.geometry.kernel_shape(self.weight_shape, "inputs")
+        T = math.prod(taps)
+        return stored_constant(self.lipschitz, 0.0, min(rows, columns) * T, rows * columns * T * T, dtype)
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:

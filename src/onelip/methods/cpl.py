@@ -56,7 +56,7 @@ def cpl(
 
     Example:
         >>> layer = cpl(nn.Linear(4, 4)).eval()
-        >>> layer(torch.randn(2, 4)).shape, layer.lipschitz_constant
+        >>> layer(torch.randn(2, 4)).shape, round(layer.lipschitz_constant, 6)
         (torch.Size([2, 4]), 1.0)
     """
     inner = with_hidden(layer, hidden)
