@@ -2,6 +2,8 @@
 of norms that anybody can prove."""
 
 import copy
+import itertools
+import math
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from onelip.certify.certificate import WeightFile, write_certificate
 from onelip.checker import check
 from onelip.export import NonFiniteWeight, export_onnx, save_plain
 from onelip.methods import bro, cayley, cpl, eco, lot, sandwich, sll
-from onelip.methods._plain_fourier import plain_periodic, real_waves
+from onelip.methods._frequencies import frequencies, real_waves
+from onelip.methods._periodic import _by_transforms, _by_waves
+from onelip.methods._plain_fourier import plain_periodic
 from onelip.methods._plain_relu import reflected
 from onelip.methods._potential import ConvexPotential
 from onelip.methods._tracking import links
@@ -47,19 +51,40 @@ def test_waves_are_orthonormal(size):
     assert float((waves.T @ waves - torch.eye(waves.shape[1], **DOUBLE)).abs().max()) < 1e-14
 
 
+@pytest.mark.parametrize("size", [(1,), (2,), (5,), (6,), (4, 4), (3, 6), (4, 5), (2, 3, 4), (3, 2, 1)])
+def test_of_two_mirror_images_one_is_kept(size):
+    kept = frequencies(size).kept
+    mirrored = {tuple(-i % n for i, n in zip(f, size, strict=True)) for f in kept}
+    assert {*kept} | mirrored == {*itertools.product(*map(range, size))}
+    assert len(kept) + len(mirrored - {*kept}) == math.prod(size)
+    assert frequencies(size).own_mirror == tuple(all(2 * i % n == 0 for i, n in zip(f, size, strict=True)) for f in kept)
+
+
+def of_all_frequencies(M, size):
+    """The matrices at all frequencies of rfftn: those of mirror images are conjugates."""
+    own = dict(zip(frequencies(size).kept, torch.view_as_complex(M), strict=True))
+    found = []
+    for f in itertools.product(*map(range, size[:-1]), range(size[-1] // 2 + 1)):
+        found.append(own[f] if f in own else own[tuple(-i % n for i, n in zip(f, size, strict=True))].conj())
+    return torch.stack(found)
+
+
 @pytest.mark.parametrize("size", [(1,), (5,), (6,), (4, 4), (3, 6), (4, 5), (2, 3, 4)])
 def test_any_matrices_give_what_the_transform_gives(size):
     """Without mirror symmetry, too: what the way back drops is dropped here."""
     axes = tuple(range(2, 2 + len(size)))
     x = torch.randn(2, 3, *size, **DOUBLE)
     spectrum = torch.fft.rfftn(x, dim=axes)
-    M = torch.randn(spectrum[0, 0].numel(), 4, 3, 2, **DOUBLE)
-    product = torch.einsum("foi,bif->bof", torch.view_as_complex(M), spectrum.flatten(2))
+    M = torch.randn(len(frequencies(size).kept), 4, 3, 2, **DOUBLE)
+    product = torch.einsum("foi,bif->bof", of_all_frequencies(M, size), spectrum.flatten(2))
     expected = torch.fft.irfftn(product.unflatten(2, spectrum.shape[2:]), s=size, dim=axes)
     bias = torch.randn(4, **DOUBLE)
     expected = expected + bias.view(-1, *(1,) * len(size))
     plain = plain_periodic(M, bias, input_size=size, size=size)
     torch.testing.assert_close(plain(x), expected, rtol=0, atol=1e-13)
+    for by in (_by_waves, _by_transforms):
+        y = by(x, torch.view_as_complex(M), size) + bias.view(-1, *(1,) * len(size))
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
     norms = torch.linalg.matrix_norm(torch.view_as_complex(M), 2)
     assert float(norms.max()) <= constant(plain) <= float(norms.max()) * (1 + 1e-8)
 

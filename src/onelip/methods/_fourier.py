@@ -1,8 +1,8 @@
 """Circular convolutions as one matrix per frequency, y^_f = M_f x^_f, and maps that make these matrices orthogonal.
 
-For real x of size n, rfft keeps half of the frequencies: with weights w_f = 1 where f is its own mirror along the last
-axis and 2 elsewhere, ||x||^2 = sum_f w_f |x^_f|^2 / n. The way back drops the imaginary part of what is its own mirror,
-which is a projection, so ||y||^2 <= sum_f w_f |M_f x^_f|^2 / n, for any complex matrices M_f. Hence
+For real x of size n, half of the frequencies are enough (`onelip.methods._frequencies`, which has the weights w_f): the
+norm is ||x||^2 = sum_f w_f |x^_f|^2 / n. The way back drops the imaginary part of what is its own mirror, which is a
+projection, so ||y||^2 <= sum_f w_f |M_f x^_f|^2 / n, for any complex matrices M_f. Hence
 
     ||y|| <= max_f ||M_f|| ||x||.                                                                                (1)
 
@@ -15,7 +15,6 @@ Note [Precision]
     that a certificate is about. Under autocast all this, and the transforms, stay in full precision.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from onelip._precision import full_precision
 from onelip.geometry import Geometry
 from onelip.methods._bjorck_steps import of_moderate_size, widest_type
+from onelip.methods._frequencies import fourier_matrix
 from onelip.methods._orthogonal import stored_constant
 from onelip.methods._parametrization import (
     LipschitzParametrization,
@@ -188,19 +188,3 @@ class FrequencyMap(_Map):
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def fourier_matrix(size: tuple[int, ...], shifts: tuple[tuple[int, ...], ...], like: Tensor) -> Tensor:
-    """Real and imaginary part of exp(2 pi i f s / n), (2, frequencies of rfftn, taps); whole numbers are reduced first.
-
-    Example:
-        >>> fourier_matrix((4,), ((-1, 0, 1),), torch.zeros(1)).round().tolist()[1]
-        [[0.0, 0.0, 0.0], [-1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
-    """
-    turns = torch.zeros(1, 1, dtype=torch.float64)
-    for axis, (n, reads) in enumerate(zip(size, shifts, strict=True)):
-        frequencies = torch.arange(n // 2 + 1 if axis == len(size) - 1 else n)
-        phase = (frequencies[:, None] * torch.tensor(reads)[None] % n).double() / n  # (n, taps)
-        turns = (turns[:, None, :, None] + phase[None, :, None, :]).flatten(2, 3).flatten(0, 1)
-    angle = (2 * math.pi) * turns
-    return torch.stack([angle.cos(), angle.sin()]).to(like)

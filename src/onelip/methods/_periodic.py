@@ -4,6 +4,7 @@ Images that have to be larger are filled up with zeros, and cut afterwards; both
 pixels that lie some distance apart, are separate ones: to take them apart is an isometry.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils import parametrize
 from onelip._precision import full_precision
 from onelip.geometry import Geometry, UnsupportedLayer, _padding, geometry_of
 from onelip.methods._fourier import DenseMap, FrequencyMap, Maker
+from onelip.methods._frequencies import frequencies, real_waves
 from onelip.methods._parametrization import (
     attach,
     check_lipschitz,
@@ -28,12 +30,41 @@ from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
 SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+# Up to this many pixels the waves are a matrix to multiply with: that is faster than transforms of so few.
+_FEW_PIXELS = 16
+
+
 def periodic(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
-    """x (batch, columns, *size) -> y (batch, rows, *size) by complex matrices (frequencies, rows, columns)."""
-    axes = tuple(range(2, 2 + len(size)))
+    """x (batch, columns, *size) -> y (batch, rows, *size) by complex matrices (kept frequencies, rows, columns)."""
+    by = _by_waves if math.prod(size) <= _FEW_PIXELS else _by_transforms
+    return by(x, matrices, size)
+
+
+def _by_transforms(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
+    axes, found = tuple(range(2, 2 + len(size))), frequencies(size)
     spectrum = torch.fft.rfftn(x, dim=axes)
-    product = torch.bmm(matrices, spectrum.flatten(2).permute(2, 1, 0))  # (frequencies, rows, batch)
+    at_each = spectrum.flatten(2).permute(2, 1, 0)  # (frequencies, columns, batch)
+    if not any(found.mirrored):
+        product = torch.bmm(matrices, at_each)
+    else:
+        product = torch.bmm(matrices, at_each[torch.tensor(found.place, device=x.device)])
+        product = product[torch.tensor(found.source, device=x.device)]
+        mirrored = torch.tensor(found.mirrored, device=x.device)[:, None, None]
+        product = torch.where(mirrored, product.conj(), product)
     return torch.fft.irfftn(product.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size, dim=axes)
+
+
+def _by_waves(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
+    """The same in real numbers, as in `onelip.methods._plain_fourier`, (1): three products of matrices."""
+    count, rows, columns = matrices.shape
+    waves = real_waves(size, size).to(x)
+    pixels = x.flatten(2).mT  # (batch, pixels, columns)
+    spectrum = torch.matmul(waves, pixels).unflatten(1, (count, 2)).flatten(2)  # (batch, frequencies, 2 columns)
+    real, imaginary = matrices.real, matrices.imag
+    blocks = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+    product = torch.bmm(spectrum.transpose(0, 1), blocks.mT).transpose(0, 1)  # (batch, frequencies, 2 rows)
+    y = torch.matmul(waves.T, product.reshape(len(x), 2 * count, rows))
+    return y.mT.unflatten(2, size)
 
 
 class FourierConv(LipschitzModule):

@@ -1,7 +1,7 @@
 """A layer that acts frequency by frequency as plain real torch layers: what `onelip.bake` makes of the Fourier methods.
 
-The rows of Phi are the waves cos and -sin of the frequencies f of rfft, times sqrt(w_f / n), with the weights w_f of
-`onelip.methods._fourier`. So Phi^T Phi = I, and with the real form [Re M, -Im M; Im M, Re M] of each matrix
+The rows of Phi are the waves of `onelip.methods._frequencies`, two for each frequency f. So Phi^T Phi = I, and with the
+real form [Re M, -Im M; Im M, Re M] of each matrix
 
     irfft(M rfft(x)) = Phi^T (real blocks of M) Phi x.                                                           (1)
 
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.methods._fourier import fourier_matrix
+from onelip.methods._frequencies import real_waves
 from onelip.methods._guards import ImageSizeGuard
 
 
@@ -52,7 +52,7 @@ def plain_periodic(
     """The layers of (1).
 
     Args:
-        matrices: (frequencies, rows, columns, 2), real and imaginary parts, as rfftn orders the frequencies.
+        matrices: (frequencies, rows, columns, 2), real and imaginary parts, of the frequencies that are kept.
         bias: (rows), or None.
         input_size: spatial size of inputs and outputs.
         size: period of the convolution.
@@ -111,22 +111,6 @@ def plain_periodic(
         fixed.requires_grad_(False)
     made.register_forward_pre_hook(LayerSizeGuard((columns, *input_size)), with_kwargs=True)
     return made
-
-
-def real_waves(size: tuple[int, ...], seen: tuple[int, ...]) -> Tensor:
-    """Phi, (2 frequencies, pixels) in float64: cosine and minus sine for each frequency, of the first pixels seen.
-
-    Example:
-        >>> Phi = real_waves((5, 4), (5, 4))
-        >>> bool((Phi.T @ Phi - torch.eye(20)).abs().max() < 1e-14)
-        True
-    """
-    waves = fourier_matrix(size, tuple(tuple(range(n)) for n in seen), torch.zeros((), dtype=torch.float64))
-    last = torch.arange(size[-1] // 2 + 1)
-    weight = torch.where(2 * last % size[-1] == 0, 1.0, 2.0).double()  # (frequencies of the last axis)
-    scale = (weight / math.prod(size)).sqrt().repeat(math.prod(size[:-1]))
-    cosine, sine = waves
-    return torch.stack([cosine, -sine], 1).mul(scale[:, None, None]).flatten(0, 1)
 
 
 def _fill(blocks: nn.Conv2d, matrices: Tensor, bias: Tensor | None, size: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onelip.methods._bjorck_steps import UNIT64
+from onelip.methods._exponential import skew_exponential
 from onelip.methods._fourier import Maker, shrunk
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._periodic import SERVED, replaced
@@ -57,12 +58,12 @@ class ECOMaker(Maker):
 
     def forward(self, M: Tensor) -> Tensor:
         S = (M - M.mH) / 2
-        size = S.abs().square().sum((-2, -1))
+        size = (torch.view_as_real(S) if S.is_complex() else S).flatten(1).square().sum(1)
         largest = _LARGEST * self.channels**0.5
         # Where it is too large it is scaled; elsewhere it is left alone, and so is the derivative at zero.
         above = size > largest**2
         S = S * torch.where(above, largest * torch.where(above, size, 1.0).rsqrt(), 1.0)[:, None, None]
-        Q = torch.matrix_exp(S)
+        Q = torch.matrix_exp(S) if S.dtype in (torch.float64, torch.complex128) else skew_exponential(S)
         return (Q if self.training else shrunk(Q))[:, : self.rows, : self.columns]
 
     def excess(self) -> float:
