@@ -64,9 +64,10 @@ class ConvexPotential(LipschitzModule):
     def forward(self, x: Tensor) -> Tensor:
         V = self.weight
         if V.dim() == 2:
-            y = x - 2 * F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
+            step = F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
         else:
-            y = x - 2 * self._adjoint(F.relu(self._convolution(x, V)), V)
+            step = self._adjoint(F.relu(self._convolution(x, V)), V)
+        y = torch.sub(x, step, alpha=2)  # one pass over memory; to double is exact
         return y if self.lipschitz == 1 else y * self.lipschitz
 
     @property
