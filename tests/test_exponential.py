@@ -12,7 +12,9 @@ from onelip.methods._exponential import _POWERS, _UNIT, skew_exponential
 def skew(b, n, dtype, norm):
     M = torch.randn(b, n, n, dtype=dtype)
     S = (M - M.mH) / 2
-    return S * (norm / torch.linalg.matrix_norm(S.to(wide(dtype)), 2).clamp(min=1e-30)).to(dtype.to_real())[:, None, None]
+    return (
+        S * (norm / torch.linalg.matrix_norm(S.to(wide(dtype)), 2).clamp(min=1e-30)).to(dtype.to_real())[:, None, None]
+    )
 
 
 def wide(dtype):

@@ -57,7 +57,9 @@ def test_of_two_mirror_images_one_is_kept(size):
     mirrored = {tuple(-i % n for i, n in zip(f, size, strict=True)) for f in kept}
     assert {*kept} | mirrored == {*itertools.product(*map(range, size))}
     assert len(kept) + len(mirrored - {*kept}) == math.prod(size)
-    assert frequencies(size).own_mirror == tuple(all(2 * i % n == 0 for i, n in zip(f, size, strict=True)) for f in kept)
+    assert frequencies(size).own_mirror == tuple(
+        all(2 * i % n == 0 for i, n in zip(f, size, strict=True)) for f in kept
+    )
 
 
 def of_all_frequencies(M, size):

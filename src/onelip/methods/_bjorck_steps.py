@@ -28,8 +28,10 @@ Note [Rounding]
     (X Z)^T X Z + F with ||F|| <= (m n + 2 n^2) u x^2 z^2, so X Z (3/2 I - 1/2 C) misses norm 1 by at most ||F||, and
     the two products that make it add at most 3 n^2 u x z. Whatever Z was: each step starts from G anew, so errors do
     not add up. With u of float32 (but not for G itself, which is float64) and x^2 <= 2 this is less than 1/8 for
-    n <= 256 and z <= 1.5^2. So after at most three such steps z < 3.8, and X Z has norm at most 2. The last step is
-    taken in float64, where it misses 1 by at most 80 m n u.
+    n <= 256 and z <= 2.3, and less than 0.27 for z <= 3.6. So H = 3/2 I - 1/2 C, which multiplies Z, has norm at most
+    1.51, 1.52, 1.55 and 1.61 in four such steps; z stays below 1.51, 2.3, 3.6 and 5.8, and X Z has norm at most 1.27.
+    The last step is taken in float64, where it misses 1 by at most 150 m n u. X is never scaled: its factor, and the
+    norm that is asked for, multiply small matrices, which adds 4 n u x z.
 """
 
 import itertools
@@ -48,13 +50,13 @@ Scaling = Literal["tight", "frobenius"]
 UNIT64 = 2.0**-53
 _FEW_COLUMNS = 64  # up to here float64 costs nothing that is felt
 _MOST_COLUMNS = 256  # of a Gram matrix whose polynomials may be in float32
-_STEPS_BEFORE_LAST = 3  # on the side of the Gram matrix, before the matrix itself is multiplied
+_STEPS_BEFORE_LAST = 4  # on the side of the Gram matrix, before the matrix itself is multiplied
 
 
-def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight") -> Tensor:
+def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight", norm: float = 1.0) -> Tensor:
     """Scale each matrix of M (g, m, n) by a proved bound, take `steps` steps of order 1; the last one in float64.
 
-    The result is float64 and has norm at most 1 + `excess_of_steps(m, n)`, for every finite M. Zero stays zero; a
+    The result is float64 and has norm at most `norm` (1 + `excess_of_steps(m, n)`), for every finite M. Zero stays zero; a
     matrix with a NaN or an infinity becomes NaN. Steps end early where the matrix is orthogonal to the precision of its
     type.
 
@@ -62,6 +64,7 @@ def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight") -> Tensor:
         M: float32 or float64, of any scale.
         steps: at least 1.
         scaling: what M is divided by: by what the bounds on M^T M allow, or the root of its Frobenius norm.
+        norm: what the result is multiplied by.
 
     Example:
         >>> bjorck_steps(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), steps=12).round(decimals=6)
@@ -70,14 +73,17 @@ def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight") -> Tensor:
     """
     m, n = M.shape[-2:]
     if m < n:  # on the smaller side
-        return bjorck_steps(M.mT, steps, scaling).mT
-    return _steps_of_tall(M, steps, scaling) if m >= 2 * n else _steps_of_square(M, steps, scaling)
+        return bjorck_steps(M.mT, steps, scaling, norm).mT
+    if m >= 2 * n:
+        return _steps_of_tall(M, steps, scaling, norm)
+    X = _steps_of_square(M, steps, scaling)
+    return X if norm == 1 else X * norm
 
 
 def excess_of_steps(m: int, n: int) -> float:
     """By how much the norm of `bjorck_steps` of an (m, n) matrix can miss 1; Note [Rounding]."""
     m, n = max(m, n), min(m, n)
-    return (80 if m >= 2 * n else 8) * m * n * UNIT64
+    return (160 if m >= 2 * n else 8) * m * n * UNIT64
 
 
 def _steps_of_square(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
@@ -97,14 +103,16 @@ def _steps_of_square(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
     return _Step.apply(X, G, widest_type(X), is_end)
 
 
-def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
+def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling, norm: float) -> Tensor:
     n = M.shape[-1]
-    derivative = M.dtype
     inner = widest_type(M) if n > _MOST_COLUMNS or n <= _FEW_COLUMNS else M.dtype
-    X = of_moderate_size(M.to(widest_type(M)))
-    G = _Gram.apply(X, derivative)
-    factor = _inverse_root(_divisor(X, G, scaling))[:, None, None]
-    X, G = X * factor, G * factor.square()
+    # In float64 the products of float32 numbers are in range as they are.
+    narrow = M if M.dtype.itemsize < widest_type(M).itemsize else of_moderate_size(M)
+    X = narrow.detach().to(widest_type(M))
+    G = _Gram.apply(narrow, X)
+    # What X is scaled by, and the result, multiplies small matrices: a pass over X costs as much as a product of those.
+    factor = _inverse_root(_divisor(None, G, scaling))[:, None, None]
+    G = G * factor.square()
     while True:
         Z, C, is_end, rough = None, G, False, G.to(inner)
         for _ in range(min(_STEPS_BEFORE_LAST, steps - 1)):
@@ -113,8 +121,10 @@ def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
                 break
             H = _one_step(C.to(inner))
             Z = H if Z is None else Z @ H
-            C = Z.mT @ rough @ Z
             steps -= 1
+            if steps == 1:
+                break  # what follows is the last step anyway
+            C = Z.mT @ rough @ Z
         else:
             is_end = _is_orthogonal(C.detach(), M.dtype)
         if Z is None:
@@ -122,11 +132,14 @@ def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
         else:
             Z = Z.to(G.dtype)
             q = Z @ _one_step(Z.mT @ G @ Z)
-        X = _Product.apply(X, q, derivative)
         steps -= 1
-        if steps < 1 or is_end:
-            return X
-        G = _Gram.apply(X, derivative)
+        is_last = steps < 1 or is_end
+        q = q if factor is None else q * factor
+        made = _Product.apply(narrow, X, q * norm if is_last and norm != 1 else q)
+        if is_last:
+            return made
+        narrow, X, factor = made.to(M.dtype), made.detach(), None
+        G = _Gram.apply(narrow, X)
 
 
 @torch.no_grad()
@@ -163,14 +176,15 @@ def widest_type(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-def _divisor(X: Tensor, G: Tensor, scaling: Scaling) -> Tensor:
+def _divisor(X: Tensor | None, G: Tensor, scaling: Scaling) -> Tensor:
     """The squares (g) by whose roots to divide matrices X with Gram matrices G: their norms are then <= sqrt(2).
 
-    The mean of the squared singular values goes to 1 if it can: matrices next to orthogonal stay what they are.
+    The mean of the squared singular values goes to 1 if it can: matrices next to orthogonal stay what they are. Without
+    X the derivative is that of G; with it G is a constant.
     """
     if scaling == "frobenius":
         return torch.linalg.matrix_norm(_with_derivative(X, G))
-    mean = X.square().sum((-2, -1)) / X.shape[-1]
+    mean = (G.diagonal(dim1=-2, dim2=-1) if X is None else X.square().sum(-2)).mean(-1)
     # Mostly the mean decides, whose derivative costs nothing. To look at values would stall a GPU or a compiler.
     if _may_look(G):
         constant = G.detach()
@@ -202,9 +216,9 @@ def _around_mean(G: Tensor) -> tuple[Tensor, Tensor]:
     return a, G - a[:, None, None] * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
 
 
-def _with_derivative(X: Tensor, G: Tensor) -> Tensor:
+def _with_derivative(X: Tensor | None, G: Tensor) -> Tensor:
     """The Gram matrix such that it can be differentiated: `symmetric_gram` gives a constant."""
-    return G if G.requires_grad or not X.requires_grad else _Gram.apply(X, X.dtype)
+    return G if X is None or not X.requires_grad else _Gram.apply(X, X.detach())
 
 
 def _inverse_root(square: Tensor) -> Tensor:
@@ -254,47 +268,44 @@ class _Step(Function):
 
 
 class _Gram(Function):
-    """X (g, m, n) -> X^T X; its derivative is one product, in a type of its own."""
+    """X^T X for X (g, m, n), given in two types: the wide one for the product, the narrow one for the derivative."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(X: Tensor, derivative: torch.dtype) -> Tensor:
+    def forward(narrow: Tensor, X: Tensor) -> Tensor:
         return X.mT @ X
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
-        ctx.derivative = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (X,) = ctx.saved_tensors
-        with full_precision(X.device):
-            g = (grads[0] + grads[0].mT).to(ctx.derivative)
-            return (X.to(ctx.derivative) @ g).to(X.dtype), None
+        (narrow,) = ctx.saved_tensors
+        with full_precision(narrow.device):
+            return narrow @ (grads[0] + grads[0].mT).to(narrow.dtype), None
 
 
 class _Product(Function):
-    """X (g, m, n), q (g, n, n) -> X q; its derivative in a type of its own."""
+    """X q for X (g, m, n), given in two types as for `_Gram`, and q (g, n, n)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(X: Tensor, q: Tensor, derivative: torch.dtype) -> Tensor:
+    def forward(narrow: Tensor, X: Tensor, q: Tensor) -> Tensor:
         return X @ q
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.derivative = inputs[2]
+        ctx.save_for_backward(inputs[0], inputs[2])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        X, q = ctx.saved_tensors
-        with full_precision(X.device):
-            g, kind = grads[0].to(ctx.derivative), ctx.derivative
-            return (g @ q.mT.to(kind)).to(X.dtype), (X.mT.to(kind) @ g).to(q.dtype), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
+        narrow, q = ctx.saved_tensors
+        with full_precision(narrow.device):
+            g = grads[0].to(narrow.dtype)
+            return g @ q.mT.to(narrow.dtype), None, (narrow.mT @ g).to(q.dtype)
 
 
 def _may_look(x: Tensor) -> bool:

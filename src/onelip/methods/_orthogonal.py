@@ -33,8 +33,8 @@ class ReshapedOrthogonal(LipschitzParametrization):
     Linear layers, and convolutions whose windows do not overlap, have T = 1: there orthogonal means orthogonal.
     """
 
-    def orthogonal(self, M: Tensor) -> Tensor:
-        """Matrices (g, m, n) to such of norm at most 1 + `excess(m, n)`, in float64. Zero columns must stay zero."""
+    def orthogonal(self, M: Tensor, norm: float) -> Tensor:
+        """Matrices (g, m, n) to such of norm at most `norm` (1 + `excess(m, n)`), in float64; zero columns stay zero."""
         raise NotImplementedError
 
     def excess(self, m: int, n: int) -> float:
@@ -46,7 +46,7 @@ class ReshapedOrthogonal(LipschitzParametrization):
             return P
         with full_precision(P.device):
             kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), "inputs")  # (g, rows, columns, *taps)
-            W = self.orthogonal(kernel.flatten(2)) * (self.lipschitz * root_below(Fraction(1, self.taps)))
+            W = self.orthogonal(kernel.flatten(2), self.lipschitz * root_below(Fraction(1, self.taps)))
             return self.geometry.to_weight(W.reshape(kernel.shape), "inputs").to(P.dtype)
 
     @property

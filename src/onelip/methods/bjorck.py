@@ -42,8 +42,8 @@ class Bjorck(ReshapedOrthogonal):
         super().__init__(geometry, weight_shape, lipschitz=lipschitz)
         self.steps = check_steps(steps)
 
-    def orthogonal(self, M: Tensor) -> Tensor:
-        return bjorck_steps(M, self.steps)
+    def orthogonal(self, M: Tensor, norm: float) -> Tensor:
+        return bjorck_steps(M, self.steps, norm=norm)
 
     def describe(self) -> str:
         reshaped = f", reshaped kernel / sqrt({self.taps})" if self.taps > 1 else ""

@@ -11,19 +11,22 @@ fewer channels by zeros and by keeping the first ones.
 Guarantee: proved, with its rounding, for every V, e being a part of the mean of V's squared singular values.
 
 Note [Rounding]
-    Computed in float64 always: e is small. That of Z is in `onelip.methods.cholesky`, Note [Rounding], for real
+    In evaluation all is computed in float64. That of Z is in `onelip.methods.cholesky`, Note [Rounding], for real
     matrices of twice the size: ||Z|| <= 1 + x. Then ||I - 2 Z* Z|| <= 2 (1 + x)^2 - 1 <= 1 + 5 x, however large V was,
-    and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows.
+    and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows. In training wide layers are in
+    float32, unless e is too small for that, which the factorisation tells.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.methods._bjorck_steps import UNIT64
+from onelip._precision import full_precision
+from onelip.methods._bjorck_steps import UNIT64, widest_type
 from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
 from onelip.methods._periodic import SERVED, replaced
@@ -39,7 +42,6 @@ class BROMaker(Maker):
     """
 
     title = "BRO"
-    always_float64 = True
 
     def __init__(self, kernel: Tensor, *, rank: int | None, relative: float) -> None:
         super().__init__(kernel.shape[1], kernel.shape[2])
@@ -66,23 +68,65 @@ class BROMaker(Maker):
             P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
 
     def forward(self, M: Tensor) -> Tensor:
-        S = M.mH @ M  # (b, rank, rank)
-        eye = torch.eye(self.rank, dtype=S.dtype, device=S.device)
-        mean = S.diagonal(dim1=-2, dim2=-1).real.mean(-1)
-        # Below this, products of what is there may have left the range: as nothing, which gives W = I.
-        nothing = mean < torch.finfo(mean.dtype).tiny * 2.0**200
-        M = torch.where(nothing[:, None, None], 0.0, M)
-        S = torch.where(nothing[:, None, None], 0.0, S)
-        shift = self.relative * torch.where(nothing, 1.0, mean)
-        C, failed = torch.linalg.cholesky_ex(S + shift[:, None, None] * eye)
-        Z = torch.linalg.solve_triangular(C, M.mH, upper=False)  # (b, rank, c)
-        W = torch.eye(self.channels, dtype=S.dtype, device=S.device) - 2 * Z.mH @ Z
-        W = torch.where((failed == 0)[:, None, None], W, torch.nan)
+        transformed = (
+            M.is_meta or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+        )
+        W = _reflected(M, self.relative)[0] if transformed else _Reflection.apply(M, self.relative)
         return W[:, : self.rows, : self.columns]
 
     def excess(self) -> float:
         of_factor = 2 * (2 * self.rank) ** 2.5 * UNIT64 * math.sqrt(2 * (1 + self.relative) / self.relative)
         return 5 * of_factor + 8 * self.rank * self.channels**1.5 * UNIT64
+
+
+def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor]:
+    """W = I - 2 V (V* V + e I)^-1 V* (b, c, c), the factor C and Z = C^-1 V*; NaN where the factorisation fails."""
+    S = V.mH @ V  # (b, rank, rank)
+    eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+    mean = S.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    # Below this, products of what is there may have left the range: as nothing, which gives W = I.
+    nothing = mean < torch.finfo(mean.dtype).tiny * 2.0**60
+    V = torch.where(nothing[:, None, None], 0.0, V)
+    S = torch.where(nothing[:, None, None], 0.0, S)
+    shift = relative * torch.where(nothing, 1.0, mean)
+    C, failed = torch.linalg.cholesky_ex(S + shift[:, None, None] * eye)
+    Z = torch.linalg.solve_triangular(C, V.mH, upper=False)  # (b, rank, c)
+    Z = torch.where((failed == 0)[:, None, None], Z, torch.nan)
+    return torch.eye(V.shape[-2], dtype=S.dtype, device=S.device) - 2 * Z.mH @ Z, C, Z
+
+
+class _Reflection(torch.autograd.Function):
+    """`_reflected`, in float32 where that suffices, and its derivative by hand: half the products of autograd's.
+
+    With Y = S^-1 V* and S = V* V + e I, dW = -2 (dV Y + Y* dV* - Y* dS Y). For G the gradient by W, K = (G + G*) Y* and
+    B = Y K, the gradient by S is B, e being `relative` times the mean of the diagonal, and that by V is
+    -2 K + 2 V (B + relative tr(B) / rank I).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, V: Tensor, relative: float) -> Tensor:
+        W, C, Z = _reflected(V, relative)
+        wide = torch.promote_types(V.dtype, widest_type(V))
+        if wide != V.dtype and bool(Z.isnan().any()):  # e is too small for float32, or V is NaN
+            W, C, Z = (part.to(V.dtype) for part in _reflected(V.to(wide), relative))
+        ctx.relative = relative
+        ctx.save_for_backward(V, C, Z)
+        return W
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        V, C, Z = ctx.saved_tensors
+        (G,) = gradients
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            W = _reflected(V, ctx.relative)[0]
+            return torch.autograd.grad(W, V, G, create_graph=True)[0], None
+        with full_precision(V.device):
+            Y = torch.linalg.solve_triangular(C.mH, Z, upper=True)
+            K = (G + G.mH) @ Y.mH
+            B = Y @ K
+            diagonal = B.diagonal(dim1=-2, dim2=-1)
+            diagonal += ctx.relative * diagonal.real.mean(-1, keepdim=True)
+            return torch.baddbmm(K, V, B, beta=-2, alpha=2), None
 
 
 def bro(

@@ -47,16 +47,16 @@ class Cholesky(ReshapedOrthogonal):
             raise ValueError(f"expected relative to be a number from 1e-6 to 1, got {relative!r}; 1e-3 is ordinary")
         self.relative = float(relative)
 
-    def orthogonal(self, M: Tensor) -> Tensor:
+    def orthogonal(self, M: Tensor, norm: float) -> Tensor:
         if M.shape[-2] > M.shape[-1]:  # on the smaller side
-            return self.orthogonal(M.mT).mT
+            return self.orthogonal(M.mT, norm).mT
         X = of_moderate_size(M.to(widest_type(M)))
         S = X @ X.mT  # (g, n, n)
         mean = S.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         shift = self.relative * torch.where(mean == 0, 1.0, mean)
         C, failed = torch.linalg.cholesky_ex(S + shift * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device))
         W = torch.linalg.solve_triangular(C, X, upper=False)
-        return torch.where((failed == 0)[:, None, None], W, torch.nan)
+        return W * torch.where(failed == 0, norm, torch.nan)[:, None, None]
 
     def excess(self, m: int, n: int) -> float:
         return 2 * n**2.5 * UNIT64 * math.sqrt(2 * (1 + self.relative) / self.relative)

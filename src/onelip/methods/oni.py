@@ -42,8 +42,8 @@ class ONI(Bjorck):
     ) -> None:
         super().__init__(geometry, weight_shape, steps=steps, lipschitz=lipschitz)
 
-    def orthogonal(self, M: Tensor) -> Tensor:
-        return bjorck_steps(M, self.steps, scaling="frobenius")
+    def orthogonal(self, M: Tensor, norm: float) -> Tensor:
+        return bjorck_steps(M, self.steps, "frobenius", norm)
 
 
 def oni(
