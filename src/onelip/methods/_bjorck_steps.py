@@ -56,9 +56,9 @@ _STEPS_BEFORE_LAST = 4  # on the side of the Gram matrix, before the matrix itse
 def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight", norm: float = 1.0) -> Tensor:
     """Scale each matrix of M (g, m, n) by a proved bound, take `steps` steps of order 1; the last one in float64.
 
-    The result is float64 and has norm at most `norm` (1 + `excess_of_steps(m, n)`), for every finite M. Zero stays zero; a
-    matrix with a NaN or an infinity becomes NaN. Steps end early where the matrix is orthogonal to the precision of its
-    type.
+    The result is float64 and has norm at most `norm` (1 + `excess_of_steps(m, n)`), for every finite M. Zero stays
+    zero; a matrix with a NaN or an infinity becomes NaN. Steps end early where the matrix is orthogonal to the
+    precision of its type.
 
     Args:
         M: float32 or float64, of any scale.

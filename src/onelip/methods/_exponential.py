@@ -6,15 +6,15 @@ the powers A, A^2, A^3, A^6 five combinations B_1 .. B_5 are taken, then
 
     C = B_4 + B_1 B_5,    T = B_2 + (B_3 + C) C.
 
-Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32. Larger matrices are halved first, and the
-result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that are there anyway; it is close: 1.2 to
-1.4 times the norm of Gaussian matrices, while sums of rows are ten times as large.
+Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32. Larger matrices are halved first, and
+the result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that are there anyway; it is close:
+1.2 to 1.4 times the norm of Gaussian matrices, while sums of rows are ten times as large.
 
 Note [Derivative]
-    Only the skew-Hermitian part of the gradient at A matters, and of the gradients at A^2 and A^6 the Hermitian part, at
-    A^3 the skew one. For Hermitian H and skew A, H A* + A* H = -(A H - (A H)*): one product in place of two. So there
-    are eight products backward, where automatic differentiation has ten, and torch.matrix_exp that of a matrix of
-    twice the size.
+    Only the skew-Hermitian part of the gradient at A matters, and of the gradients at A^2 and A^6 the Hermitian part,
+    at A^3 the skew one. For Hermitian H and skew A, H A* + A* H = -(A H - (A H)*): one product in place of two. So
+    there are eight products backward, where automatic differentiation has ten, and torch.matrix_exp those for a matrix
+    of twice the size.
 """
 
 import math

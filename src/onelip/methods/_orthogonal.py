@@ -34,7 +34,7 @@ class ReshapedOrthogonal(LipschitzParametrization):
     """
 
     def orthogonal(self, M: Tensor, norm: float) -> Tensor:
-        """Matrices (g, m, n) to such of norm at most `norm` (1 + `excess(m, n)`), in float64; zero columns stay zero."""
+        """Matrices (g, m, n) to such of norm at most `norm` (1 + `excess(m, n)`), in float64; zero columns stay."""
         raise NotImplementedError
 
     def excess(self, m: int, n: int) -> float:

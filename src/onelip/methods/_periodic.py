@@ -56,7 +56,7 @@ def _by_transforms(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor
 
 def _by_waves(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
     """The same in real numbers, as in `onelip.methods._plain_fourier`, (1): three products of matrices."""
-    count, rows, columns = matrices.shape
+    count, rows = matrices.shape[:2]
     waves = real_waves(size, size).to(x)
     pixels = x.flatten(2).mT  # (batch, pixels, columns)
     spectrum = torch.matmul(waves, pixels).unflatten(1, (count, 2)).flatten(2)  # (batch, frequencies, 2 columns)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from onelip.methods._bjorck_steps import UNIT64, of_moderate_size
 from onelip.methods._fourier import Maker, shrunk
+from onelip.methods._inverse import inverse
 from onelip.methods._method import Method, PaperRow
 from onelip.methods._periodic import SERVED, replaced
 
@@ -55,7 +56,7 @@ class CayleyMaker(Maker):
         n = M.shape[-1]
         U, V = M[:, :n], M[:, n:]
         eye = torch.eye(n, dtype=M.dtype, device=M.device)
-        X = torch.linalg.inv_ex(eye + U - U.mH + V.mH @ V).inverse
+        X = inverse(eye + U - U.mH + V.mH @ V)
         Q = torch.cat([2 * X - eye, -2 * V @ X], 1)
         return Q if self.training else shrunk(Q)
 

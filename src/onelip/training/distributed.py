@@ -138,11 +138,13 @@ def clear_frames(error: BaseException) -> None:
 def use_threads(count: int) -> Iterator[None]:
     """Compute with so many threads within the context; 0 leaves the number as it is."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    if count:  # to set what is set already would change how torch's libraries use them: `onelip.methods._inverse`
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if count:
+            torch.set_num_threads(before)
 
 
 def find_device(name: str, local_rank: int | None = None) -> torch.device:
