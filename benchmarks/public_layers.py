@@ -4,9 +4,10 @@
     PYTHONPATH=DIR python benchmarks/public_layers.py
 
 All of a method's candidates are made in turn, in one process; the ratio is the median of those within a round. The
-others are not dependencies of onelip: rows of libraries that are not there are left out. What they guarantee differs:
-ours divide by proved bounds and make the last step in float64. torchlip leaves most of the derivative out: it takes the
-cubic term of all but the last of fifteen steps as a constant.
+others are not dependencies of onelip: rows of libraries that are not there are left out. Methods that nobody offers as
+a package are compared with their authors' recipe, written anew in `_published_recipes.py`. What they guarantee differs:
+ours divide by proved bounds, and most make the last step in float64. torchlip leaves most of the derivative out: it
+takes the cubic term of all but the last of fifteen steps as a constant.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import _published_recipes as recipes
 import torch
 from _harness import interleaved, publish
 from torch import nn
@@ -77,6 +79,24 @@ def public_layers() -> Iterator[tuple[str, str, Make, str, Make]]:
         ("bjorck", "deel.torchlip", "SpectralConv2d", lambda kind: kind(c, c, 3, padding=1)),
     ):
         yield image, method, conv(method), f"{where.split('.')[0]} {name}", partial(public, where, name, make)
+    for method, kind in (
+        ("eco", recipes.ECO),
+        ("sandwich", recipes.Sandwich),
+        ("bro", recipes.BRO),
+        ("cpl", lambda c: recipes.CPL(c, c, 3, padding=1)),
+        ("lot", recipes.LOT),
+        ("oni", lambda c: recipes.ONIConv2d(c, c, 3, padding=1)),
+    ):
+        yield image, method, conv(method), "the authors' recipe", partial(kind, c)
+    for method, kind in (("bro", recipes.BROLinear), ("oni", lambda n: recipes.ONILinear(n, n))):
+        yield vector, method, dense(method), "the authors' recipe", partial(kind, FEATURES)
+    yield (
+        vector,
+        "eco",
+        dense("eco"),
+        "torch orthogonal (matrix_exp)",
+        lambda: parametrizations.orthogonal(flat(), orthogonal_map="matrix_exp"),
+    )
     linear = partial(public, "deel.torchlip", "SpectralLinear", lambda kind: kind(FEATURES, FEATURES))
     yield vector, "bjorck", dense("bjorck"), "deel SpectralLinear", linear
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from onelip._precision import full_precision
+from onelip._tracing import is_traced
 
 # For B_1 .. B_5: what multiplies A, A^2, A^3, A^6, and I.
 _POWERS = (
@@ -47,7 +48,7 @@ def skew_exponential(S: Tensor) -> Tensor:
         >>> [[round(value, 5) for value in row] for row in Q[0].tolist()]
         [[0.5403, 0.84147], [-0.84147, 0.5403]]
     """
-    if torch.compiler.is_compiling() or S.is_meta or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_traced(S):
         return torch.matrix_exp(S)
     return _SkewExponential.apply(S)
 

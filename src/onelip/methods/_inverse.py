@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelip._tracing import is_traced
+
 _SAFE_ROWS = 64  # wrong results were seen from 151 rows on
 
 
@@ -20,9 +22,8 @@ def inverse(A: Tensor) -> Tensor:
         >>> inverse(torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])).tolist()
         [[[0.5, 0.0], [0.0, 0.25]]]
     """
-    transformed = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
     alone = A.device.type != "cpu" or torch.get_num_threads() == 1 or len(A) <= 1 or A.shape[-1] <= _SAFE_ROWS
-    if alone or transformed:
+    if alone or is_traced(A):
         return torch.linalg.inv_ex(A).inverse
     return _OneByOne.apply(A)
 

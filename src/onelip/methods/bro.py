@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onelip._precision import full_precision
+from onelip._tracing import is_traced
 from onelip.methods._bjorck_steps import UNIT64, widest_type
 from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
@@ -68,10 +69,7 @@ class BROMaker(Maker):
             P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
 
     def forward(self, M: Tensor) -> Tensor:
-        transformed = (
-            M.is_meta or torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
-        )
-        W = _reflected(M, self.relative)[0] if transformed else _Reflection.apply(M, self.relative)
+        W = _reflected(M, self.relative)[0] if is_traced(M) else _Reflection.apply(M, self.relative)
         return W[:, : self.rows, : self.columns]
 
     def excess(self) -> float:
