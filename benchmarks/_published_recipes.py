@@ -20,7 +20,7 @@ def shift_of_frequencies(n: int, by: int) -> Tensor:
 
 
 class ECO(nn.Module):
-    """Five real rotations as the frequencies of an even 3x3 kernel: five terms of exp, after a step of power iteration."""
+    """Five real rotations as the frequencies of an even 3x3 kernel: five terms of exp, after one power iteration."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

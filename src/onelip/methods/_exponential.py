@@ -1,4 +1,4 @@
-"""The exponential of skew-Hermitian matrices for training: as few products as are known, and a derivative by hand.
+"""The exponential of skew-Hermitian matrices: as few products as are known, and a derivative by hand.
 
 The polynomial of degree 18 is exp's own Taylor polynomial, made with five products in all by P. Bader, S. Blanes, F.
 Casas, "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation", Mathematics 7 (2019). From
@@ -6,9 +6,9 @@ the powers A, A^2, A^3, A^6 five combinations B_1 .. B_5 are taken, then
 
     C = B_4 + B_1 B_5,    T = B_2 + (B_3 + C) C.
 
-Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32. Larger matrices are halved first, and
-the result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that are there anyway; it is close:
-1.2 to 1.4 times the norm of Gaussian matrices, while sums of rows are ten times as large.
+Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32, up to 1 below that of float64. Larger
+matrices are halved first, and the result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that
+are there anyway; it is close: 1.2 to 1.4 times the norm of Gaussian matrices, while sums of rows are ten times as large.
 
 Note [Derivative]
     Only the skew-Hermitian part of the gradient at A matters, and of the gradients at A^2 and A^6 the Hermitian part,
@@ -35,11 +35,11 @@ _POWERS = (
     (0.0, -0.09233646193671185927, -0.01693649390020817171, -0.00001400867981820361),
 )
 _UNIT = (0.0, 0.0, -10.9676396052962062593, -0.09043168323908105619, 0.0)
-_LARGEST = 3.0
+_LARGEST = {torch.float32: 3.0, torch.float64: 1.0}
 
 
 def skew_exponential(S: Tensor) -> Tensor:
-    """exp(S) for skew-Hermitian matrices (b, n, n) of float32 or complex64, to their precision.
+    """exp(S) for skew-Hermitian matrices (b, n, n), real or complex, to the precision of their type.
 
     Compilers and the transforms of torch.func meet torch.matrix_exp: how often to halve depends on the values.
 
@@ -131,7 +131,7 @@ def _halvings(A6: Tensor) -> int:
     real = torch.view_as_real(A6) if A6.is_complex() else A6  # torch is slow with norms of complex numbers
     largest = float(real.flatten(1).square().sum(1).max()) if len(A6) else 0.0
     bound = largest ** (1 / 12) if math.isfinite(largest) else 0.0
-    return max(0, math.ceil(math.log2(bound / _LARGEST))) if bound > 0 else 0
+    return max(0, math.ceil(math.log2(bound / _LARGEST[real.dtype]))) if bound > 0 else 0
 
 
 def _twice_skew(M: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class ECOMaker(Maker):
         # Where it is too large it is scaled; elsewhere it is left alone, and so is the derivative at zero.
         above = size > largest**2
         S = S * torch.where(above, largest * torch.where(above, size, 1.0).rsqrt(), 1.0)[:, None, None]
-        Q = torch.matrix_exp(S) if S.dtype in (torch.float64, torch.complex128) else skew_exponential(S)
+        Q = skew_exponential(S)
         return (Q if self.training else shrunk(Q))[:, : self.rows, : self.columns]
 
     def excess(self) -> float:
