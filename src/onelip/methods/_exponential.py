@@ -8,7 +8,7 @@ the powers A, A^2, A^3, A^6 five combinations B_1 .. B_5 are taken, then
 
 Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32, up to 1 below that of float64. Larger
 matrices are halved first, and the result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that
-are there anyway; it is close: 1.2 to 1.4 times the norm of Gaussian matrices, while sums of rows are ten times as large.
+are there anyway; it is close: 1.2 to 1.4 times the norm of Gaussian matrices, where sums of rows are ten times as much.
 
 Note [Derivative]
     Only the skew-Hermitian part of the gradient at A matters, and of the gradients at A^2 and A^6 the Hermitian part,
