@@ -37,7 +37,7 @@ class Train:
     data_root: Path | None = None
     """Where to look for named data sets; see onelip data."""
     save_minutes: float = 10.0
-    """Write a checkpoint that often, besides after each epoch; 0 for never."""
+    """Write a checkpoint that often, besides after the steps of each epoch; 0 for never."""
     save_steps: int = 0
     """The same in steps."""
     tensorboard: bool = False

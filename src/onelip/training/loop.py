@@ -264,15 +264,17 @@ def _train(
                 last_save = time.monotonic()
             clock = time.monotonic()
 
-        # The epoch's line of the log comes before the checkpoint: what is logged twice is trimmed, nothing is lost.
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             raise _diverged(run, f"expected finite weights after epoch {at.epoch + 1}, got NaN or infinity")
+        # Before the evaluation: a kill in it costs no steps. It is done again then; what is logged twice is trimmed.
+        save(at, data_state)
+        last_save = time.monotonic()
         if line := process.together(look, at):
             display.epoch(line)
         at = Position(epoch=at.epoch + 1)
-        save(at, generator.get_state())
-        last_save = time.monotonic()
-        display.pause(last_save - clock)
+        if at.epoch == recipe.epochs:  # nothing is left to do again
+            save(at, generator.get_state())
+        display.pause(time.monotonic() - clock)
 
     # The end: weights for others, and the test images.
     display.stop()
