@@ -108,7 +108,7 @@ def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
 def test_killed_in_an_evaluation(whole, tmp_path, at, kept):
     """It costs the evaluation, and no step: the checkpoint has the whole epoch."""
     out, log = tmp_path / "run", tmp_path / "log"
-    process = start(log, *FLAGS, "--out", out, die_in=("onelip.training.loop.evaluate", at))
+    process = start(log, *FLAGS, "--out", out, die_in=("onelip.training.loop.evaluate_with", at))
     process.join(60)
     assert process.exitcode == -signal.SIGKILL, log.read_text()
     assert position(out) == kept

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onelip.data import Augmentation, DataError
 from onelip.export import bake
@@ -15,7 +15,7 @@ from onelip.models._registry import options_of
 from onelip.training._fields import suggestion
 from onelip.training._options import parse_options
 from onelip.training.checkpoint import load_checkpoint
-from onelip.training.constants import constants_of
+from onelip.training.constants import Constants, constants_of
 from onelip.training.errors import RecipeError
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
@@ -109,10 +109,13 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module  # as training has it
     plain: nn.Module  # baked: what is evaluated, proved and shipped
-    lipschitz: float | None  # in real arithmetic; None: nobody vouches
+    constants: Constants  # in real arithmetic
     is_finished: bool
-    pairs: Tensor | None = None  # (classes, classes), where radii are per pair of classes
-    mode: str = ""  # how the constants were come by
+
+    @property
+    def lipschitz(self) -> float | None:
+        """From the image to the scores; None: nobody vouches."""
+        return self.constants.total
 
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
@@ -141,7 +144,7 @@ def load_run(path: str | Path) -> LoadedRun:
         _fill(plain, run.plain, PLAIN_FORMAT)
     set_layout(plain, config.recipe)  # also of layers that are plain for the first time
     constants = constants_of(model.eval(), plain.eval(), config.recipe, config.shape, effort="high")
-    return LoadedRun(config, model, plain, constants.total, is_finished, constants.pairs, constants.mode)
+    return LoadedRun(config, model, plain, constants, is_finished)
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

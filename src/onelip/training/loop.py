@@ -25,7 +25,7 @@ from onelip.training.constants import constants_of
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, use_threads
 from onelip.training.errors import Diverged, RunError, Stopped
-from onelip.training.evaluation import evaluate
+from onelip.training.evaluation import evaluate_with
 from onelip.training.files import write_json
 from onelip.training.log import RunLog
 from onelip.training.objective import Objective
@@ -163,9 +163,7 @@ def _train(
             return None
         plain = bake(model, forms=False)  # the faster one
         known = constants_of(model, plain, recipe, data.shape)
-        found = evaluate(
-            plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
-        )
+        found = evaluate_with(known, plain, used.test_images, used.test_labels, mean_loss)
         line = {
             "epoch": at.epoch + 1,
             "step": (at.epoch + 1) * len(loader),
@@ -189,15 +187,7 @@ def _train(
         known = constants_of(model, plain, recipe, data.shape, effort="high")
         results: dict[str, Any] = {}
         for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
-            found = evaluate(
-                plain,
-                part.test_images,
-                part.test_labels,
-                lipschitz=known.total,
-                pairs=known.pairs,
-                mode=known.mode,
-                loss=mean_loss,
-            )
+            found = evaluate_with(known, plain, part.test_images, part.test_labels, mean_loss)
             results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
         write_json(run.results, results)
         return results

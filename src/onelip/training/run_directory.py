@@ -23,7 +23,8 @@ from typing import Any
 
 from onelip._version import __version__
 from onelip.training.errors import RecipeError, RunError
-from onelip.training.files import disk_error, read_json, write_json, write_whole
+from onelip.training.files import read_json, write_json, write_whole
+from onelip.training.lock import LOCK, locked
 from onelip.training.recipe import Recipe
 
 CONFIG_VERSION = 1
@@ -134,8 +135,7 @@ def read_config(run: RunDirectory) -> RunConfig:
 def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
     """Make the directory of a new run, or take that of an old one, and keep other processes from writing there.
 
-    The lock ends with the process, however it ends. A command that is refused before it has written anything leaves no
-    directory behind.
+    A command that is refused before it has written anything leaves no directory behind.
     """
     if resume:
         recipe.check_continues(read_config(run).recipe)
@@ -145,22 +145,7 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
             f"go on with it by `{run.resume_command}`, or choose another --out"
         )
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-        handle = (run.path / ".lock").open("w")
-    except OSError as error:
-        raise disk_error(error, run.path) from error
-    with handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # where files cannot be locked, nobody is kept away
-        except BlockingIOError as error:
-            raise RunError(
-                f"{run.path}: expected a run that stands still, got one that another process writes"
-            ) from error
+    with locked(run.path, "expected a run that stands still, got one that another process writes"):
         try:
             yield
         except BaseException:
@@ -170,10 +155,10 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
 
 def _remove_empty(directory: Path, made: list[Path]) -> None:
     """Remove the lock if nothing else is in the directory, and then the directories that were made for it."""
-    if [path.name for path in directory.iterdir()] != [".lock"]:
+    if [path.name for path in directory.iterdir()] != [LOCK]:
         return
     with suppress(OSError):  # others may have put something there meanwhile
-        (directory / ".lock").unlink()
+        (directory / LOCK).unlink()
         for path in made:
             path.rmdir()
 
