@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from onelip.training import Recipe
 
@@ -41,6 +42,19 @@ def onelip(*arguments: str | Path, cwd: Path | None = None, **environment: str) 
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT | environment, timeout=120, check=False
     )
+
+
+def call(capsys: Any, *arguments: str | Path) -> tuple[Any, str, str]:
+    """`onelip ...` in this process: exit code, standard output, standard error."""
+    from onelip.cli import main
+
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as exit:  # how tyro ends
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
 
 
 def start(

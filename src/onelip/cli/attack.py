@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
 from onelip.cli._run_data import load_run_data
 from onelip.training.errors import RecipeError
@@ -118,6 +119,8 @@ def _check(command: Attack) -> None:
         raise RecipeError(f"expected --restarts of at least 0, got {command.restarts}")
     if not all(0 <= radius < float("inf") for radius in command.radius):
         raise RecipeError(f"expected finite radii of at least 0, got {command.radius}")
+    need_file("--certificate", command.certificate)
+    need_place("--out", command.out)
     if command.foolbox and command.integers:
         raise RecipeError("expected --foolbox or --integers, got both; foolbox knows floats only")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
 from onelip.cli._run_data import load_run_data
 from onelip.training.errors import RecipeError, RunError
@@ -108,15 +109,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check_places(command: Certify) -> None:
-    """Refuse places that cannot be written, before the work whose results they are for."""
+    """Refuse paths that cannot be meant, before the work that they are for."""
     from onelip.training.run_directory import RunDirectory
 
     run = RunDirectory(command.run.resolve())
     taken = {run.config, run.log, run.environment, run.checkpoint, run.weights, run.plain, run.results}
     paths = [path for path in (command.out, command.images_out) if path is not None]
+    need_file("--image", command.image)
+    need_place("--out", command.out)
+    need_place("--images-out", command.images_out)
     for path in paths:
-        if path.is_dir() or not path.parent.is_dir():
-            raise RunError(f"{path}: expected a file name in a directory that is there, got none; make it, or choose")
         if path.resolve() in taken:
             raise RecipeError(f"{path}: expected a file of its own, got one of the run itself; choose another name")
     if len({path.resolve() for path in paths}) < len(paths):

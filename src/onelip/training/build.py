@@ -16,7 +16,7 @@ from onelip.training._fields import suggestion
 from onelip.training._options import parse_options
 from onelip.training.checkpoint import load_checkpoint
 from onelip.training.constants import Constants, constants_of
-from onelip.training.errors import RecipeError
+from onelip.training.errors import RecipeError, RunError
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 from onelip.training.tensors import read_header, read_tensors, write_tensors
@@ -47,6 +47,8 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             method=recipe.method,
             **options,
         )
+    except ValueError as error:  # what the model or the method refuses: sizes, values of options, kinds of layers
+        raise RecipeError(str(error)) from error
     except TypeError as error:  # an option that the model or the method does not have
         what = _unknown_option(recipe) or f"expected options that {recipe.model} and its method know, got: {error}"
         raise RecipeError(what) from error
@@ -131,7 +133,10 @@ def load_run(path: str | Path) -> LoadedRun:
     """
     run = RunDirectory(Path(path))
     config = read_config(run)
-    model = build_model(config.recipe, len(config.class_names), config.shape)
+    try:
+        model = build_model(config.recipe, len(config.class_names), config.shape)
+    except RecipeError as error:
+        raise RunError(f"{run.config}: {error}") from error
     # The layout decides the order of sums: the same as in training, for the same numbers to the last bit.
     set_layout(model, config.recipe)
     is_finished = run.plain.exists() and run.weights.exists()

@@ -24,7 +24,7 @@ from onelip.training.checkpoint import Position, check_same_data, load_checkpoin
 from onelip.training.constants import constants_of
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, use_threads
-from onelip.training.errors import Diverged, RunError, Stopped
+from onelip.training.errors import Diverged, RecipeError, RunError, Stopped
 from onelip.training.evaluation import evaluate_with
 from onelip.training.files import write_json
 from onelip.training.log import RunLog
@@ -64,8 +64,12 @@ def train(
     Raises:
         Stopped: after SIGINT or SIGTERM, the run being saved.
         Diverged: when the loss or a weight is not finite any more, the last good checkpoint being kept.
+        RecipeError: when the recipe makes no sense, by itself or for these images.
         RunError: when the directory cannot be used.
     """
+    for name, value in (("save_minutes", save_minutes), ("save_steps", save_steps)):
+        if not value >= 0:  # a NaN neither
+            raise RecipeError(f"expected {name} of at least 0, got {value}")
     run = RunDirectory(Path(out))
     with listen() as wish, processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from onelip._version import __version__
-from onelip.training.errors import RecipeError, RunError
+from onelip.training.errors import NoRun, PlaceTaken, RecipeError, RunError
 from onelip.training.files import read_json, write_json, write_whole
 from onelip.training.lock import LOCK, locked
 from onelip.training.recipe import Recipe
@@ -108,7 +108,7 @@ def read_config(run: RunDirectory) -> RunConfig:
     """The config of a run, checked."""
     if not run.config.is_file():
         what = "a directory without config.json" if run.path.is_dir() else "no directory"
-        raise RunError(f"{run.path}: expected the directory of a run, got {what}; begin one with onelip train --out")
+        raise NoRun(f"{run.path}: expected the directory of a run, got {what}; begin one with onelip train --out")
     content = read_json(run.config)
     version = content.get("version") if isinstance(content, dict) else None
     if version != CONFIG_VERSION:
@@ -140,10 +140,12 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
     if resume:
         recipe.check_continues(read_config(run).recipe)
     elif run.config.exists():
-        raise RunError(
+        raise PlaceTaken(
             f"{run.path}: expected a new directory, got one that holds a run; "
             f"go on with it by `{run.resume_command}`, or choose another --out"
         )
+    if run.path.is_file():
+        raise PlaceTaken(f"{run.path}: expected a directory, got a file; choose another --out")
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
     with locked(run.path, "expected a run that stands still, got one that another process writes"):
         try:
