@@ -51,6 +51,8 @@ WRONG_COMMANDS = [
     ("compare --methods aol --budget 1ep --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
     ("train --method caley", "did you mean 'cayley'"),
     ("compare --methods aol,caley --budget 1ep", "did you mean 'cayley'"),
+    ("methods caley", "did you mean 'cayley'"),
+    ("models patchwise-tyni", "did you mean 'patchwise-tiny'"),
     ("train --model-options wdth=8", "patch, convs, linears, got 'wdth'; did you mean 'width'?"),
     ("train --model aol-dil --data digits --model-options dept=8", "did you mean 'depth'?"),
     ("train --method-options sids=auto", "of aol among side, steps, learn_weights"),

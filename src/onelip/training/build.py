@@ -1,6 +1,5 @@
 """From a recipe to its network, from a run to the network that it trained."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,8 @@ from torch import nn
 
 from onelip.data import Augmentation, DataError
 from onelip.export import bake
-from onelip.methods._registry import METHODS, Method, list_methods
+from onelip.methods._about import options_of as method_options
+from onelip.methods._registry import METHODS, list_methods
 from onelip.models import create_model, list_models
 from onelip.models._registry import options_of
 from onelip.training._fields import suggestion
@@ -60,7 +60,7 @@ def _unknown_option(recipe: Recipe) -> str | None:
     method = of_model.get("method") if recipe.method == "default" else recipe.method
     known = {"model_options": [name for name in of_model if name not in ("method", "method_options")]}
     if method not in (None, "none"):
-        known["method_options"] = _method_options(METHODS[method])
+        known["method_options"] = [option.name for option in method_options(METHODS[method])]
     for field, names in known.items():
         for option in parse_options(getattr(recipe, field)):
             if option not in names:
@@ -68,13 +68,6 @@ def _unknown_option(recipe: Recipe) -> str | None:
                 near = suggestion(option, names)
                 return f"expected {field} of {who} among {', '.join(names)}, got {option!r}{near}"
     return None
-
-
-def _method_options(method: Method) -> list[str]:
-    parameters = inspect.signature(method.apply).parameters.values()
-    # input_size is the layer's own place in the network: the model gives it.
-    of_layers = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]
-    return [*of_layers, *method.term_options, "last_layer"]
 
 
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
