@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from onelip.training import Recipe
 
@@ -43,6 +44,19 @@ def onelip(*arguments: str | Path, cwd: Path | None = None, **environment: str) 
     )
 
 
+def call(capsys: Any, *arguments: str | Path) -> tuple[Any, str, str]:
+    """`onelip ...` in this process: exit code, standard output, standard error."""
+    from onelip.cli import main
+
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as exit:  # how tyro ends
+        code = exit.code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    return code, out, err
+
+
 def start(
     log: Path,
     *arguments: str | Path,
@@ -55,7 +69,7 @@ def start(
     Args:
         log: that file.
         *arguments: those of the command line.
-        die_in: a function of `os` and a number: at that call the process kills itself, in the middle of writing a file.
+        die_in: a function by its module and name, and a number: at that call the process kills itself.
         limit: bytes beyond which the system refuses to write a file; 0 for none.
         environment: variables to set.
     """
@@ -75,29 +89,30 @@ def finish(log: Path, *arguments: str | Path) -> str:
 def _command(
     log: Path, arguments: list[str], die_in: tuple[str, int] | None, limit: int, environment: dict[str, str]
 ) -> None:
+    import importlib
     import resource
     import signal
 
     import torch
 
     from onelip.cli import main
-    from onelip.training import files
 
     torch.set_num_threads(1)
     os.environ.update(environment)
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     if die_in:
-        name, at = die_in
-        real, calls = getattr(os, name), []
+        (where, _, name), at = die_in[0].rpartition("."), die_in[1]
+        module = importlib.import_module(where)
+        real, calls = getattr(module, name), []
 
-        def fatal(*arguments: object) -> object:
+        def fatal(*arguments: object, **settings: object) -> object:
             calls.append(arguments)
             if len(calls) == at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments)
+            return real(*arguments, **settings)
 
-        setattr(files.os, name, fatal)
+        setattr(module, name, fatal)
     with log.open("a", buffering=1) as out, redirect_stdout(out), redirect_stderr(out):
         code = main(arguments)
     sys.exit(code)

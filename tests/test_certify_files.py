@@ -214,8 +214,8 @@ def test_places_are_looked_at_before_the_work(run, tmp_path, capsys):
             certify_command([str(run), "--limit", "2", *map(str, flags)])
         assert "proving" not in capsys.readouterr().err
 
-    refused(RunError, "a directory that is there", "--out", tmp_path / "no" / "c.json")
-    refused(RunError, "expected a file name", "--out", tmp_path)
+    refused(RecipeError, "a directory that is there", "--out", tmp_path / "no" / "c.json")
+    refused(RecipeError, "expected a file name", "--out", tmp_path)
     refused(RecipeError, "one of the run itself", "--out", run / "plain.safetensors")
     refused(RecipeError, "one of the run itself", "--images-out", run / "config.json")
     refused(RecipeError, "two files", "--out", tmp_path / "c", "--images-out", tmp_path / "c")

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from _runs import ENVIRONMENT, SMALL_FLAGS, onelip
+from _runs import ENVIRONMENT, SMALL_FLAGS, call, onelip
 
 from onelip._version import __version__
 from onelip.cli import VERBS, main
@@ -25,17 +25,6 @@ def run(tmp_path_factory):
     done = onelip(*FLAGS, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     return out, done
-
-
-def call(capsys, *arguments):
-    """In this process: exit code, standard output, standard error."""
-    try:
-        code = main([str(a) for a in arguments])
-    except SystemExit as exit:  # how tyro ends
-        code = exit.code
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    return code, out, err
 
 
 # Help, names, versions.
@@ -71,47 +60,12 @@ def test_help_shows_the_defaults_of_the_preset(capsys):
     assert re.search(rf"--epochs INT.*?default: {preset('short').epochs}\)", short, re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["tarin"], 2, "did you mean 'train'"),
-        (["train", "--epoch", "3"], 2, "--epochs"),
-        (["train", "--epochs", "many"], 2, "many"),
-        (["train", "--epochs", "0"], 2, "epochs"),
-        (["train", "--schedule", "stpes"], 2, "one-cycle"),
-        (["train", "--preset", "papr"], 2, "did you mean 'paper'"),
-        (["train", "--model", "patchwise-tyni"], 2, "did you mean 'patchwise-tiny'"),
-        (["train", "--method", "caley"], 2, "did you mean 'cayley'"),
-        (["train", "--data", "digit"], 1, "did you mean 'digits'"),
-        (["train", "--device", "tpu"], 2, "expected a device"),
-        (["train", "--model-options", "wdth=8"], 2, "patch, convs, linears, got 'wdth'; did you mean 'width'?"),
-        (["train", "--model", "aol-dil", "--data", "digits", "--model-options", "dept=8"], 2, "did you mean 'depth'?"),
-        (["train", "--method-options", "sids=auto"], 2, "of aol among side, steps, learn_weights"),
-        (["train", "--method", "cayley", "--method-options", "lipshitz=1"], 2, "did you mean 'lipschitz'?"),
-        (["train", "--resume", "nothing"], 1, "no directory"),
-        (["train", "--resume", "nothing", "--preset", "paper"], 2, "expected --resume or --preset, got both"),
-        (["evaluate"], 2, "Required"),
-        (["evaluate", "nothing"], 1, "no directory"),
-        (["data", "fecth"], 2, "did you mean 'fetch'"),
-        (["data", "fetch", "cifar"], 2, "did you mean 'cifar10'"),
-        (["data", "fetch", "digits"], 2, "come with the package"),
-        (["models", "--filtre", "x"], 2, "--filter"),
-    ],
-)
-def test_mistakes_are_told_in_words(capsys, tmp_path, monkeypatch, arguments, code, message):
-    monkeypatch.chdir(tmp_path)
-    got, out, err = call(capsys, *arguments)
-    assert got == code
-    assert message in re.sub(r"\s+", " ", out + err)  # tyro breaks lines
-    assert not list(tmp_path.iterdir())  # nothing is left behind
-
-
 def test_lists(capsys):
     assert call(capsys, "--version")[1] == f"onelip {__version__}\n"
     assert "aol-small" in json.loads(call(capsys, "models", "--json")[1])
-    assert call(capsys, "models", "--filter", "aol-s*")[1].split() == ["aol-small", "aol-std"]
+    assert json.loads(call(capsys, "models", "--filter", "aol-s*", "--json")[1]) == ["aol-small", "aol-std"]
+    assert "no model matches" in call(capsys, "models", "--filter", "nothing*")[1]
     assert json.loads(call(capsys, "methods", "--json")[1])[0]["guarantee"]
-    assert "aol" in call(capsys, "methods")[1]
     listed = call(capsys, "data", "list", "--root", "/nowhere")[1]
     assert "onelip data fetch cifar10" in listed
     assert "/nowhere" in listed
@@ -161,7 +115,7 @@ def test_a_run_keeps_its_recipe(run, capsys):
     assert call(capsys, "train", "--resume", out, "--out", out)[0] == 2
     assert call(capsys, "train", "--resume", out, "--device", "cpu")[0] == 0
     code, _, err = call(capsys, *FLAGS, "--out", out)
-    assert code == 1
+    assert code == 2
     assert f"onelip train --resume {out}" in err
 
 
@@ -265,12 +219,12 @@ def test_commands_to_paste(monkeypatch, tmp_path):
 def test_images_whose_size_does_not_divide(capsys, tmp_path):
     path = npz(tmp_path / "own.npz", size=30)
     code, _, err = call(capsys, "train", "--data", path, "--model", "aol-small", "--out", tmp_path / "run")
-    assert code == 1
+    assert code == 2
     assert "multiple of 4" in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["own.npz"]  # no directory of a run that never was
     (tmp_path / "there").mkdir()
-    assert call(capsys, "train", "--data", path, "--model", "aol-small", "--out", tmp_path / "there")[0] == 1
+    assert call(capsys, "train", "--data", path, "--model", "aol-small", "--out", tmp_path / "there")[0] == 2
     assert not list((tmp_path / "there").iterdir())  # ours to clear, not to remove
 
 

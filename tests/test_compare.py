@@ -21,6 +21,7 @@ from onelip.compare import Budget, Plan, compare, comparison_tables, measures, r
 from onelip.compare import run as run_module
 from onelip.compare.plan import choose_methods
 from onelip.training import Diverged, RecipeError, RunError, Stopped, files, load_run, read_config
+from onelip.training.lock import locked
 from onelip.training.run_directory import RunDirectory
 
 INTERLEAVED = stepping.interleaved
@@ -258,7 +259,7 @@ def test_what_is_wrong_for_all_is_said_at_once(tmp_path):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with run_module._locked(tmp_path), pytest.raises(RunError, match="one that is running"):
+    with locked(tmp_path, "busy"), pytest.raises(RunError, match="one that is running"):
         compare(plan_of("aol"), tmp_path, data=small_data())
 
 

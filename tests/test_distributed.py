@@ -109,19 +109,19 @@ def test_a_part_without_images(tmp_path):
     assert_close(tmp_path / "two", tmp_path / "one")
 
 
-def fail_pair(log: Path, *arguments: str | Path, **options) -> tuple[str, str]:
-    """Two processes that cannot; returns what each said."""
+def fail_pair(log: Path, *arguments: str | Path, code: int = 1, **options) -> tuple[str, str]:
+    """Two processes that cannot, the first ending with `code`; returns what each said."""
     processes = pair(log, *arguments, **options)
     for process in processes:
         process.join(90)
     texts = [log.with_name(f"log{rank}").read_text() for rank in (0, 1)]
-    assert [process.exitcode for process in processes] == [1, 1], texts
+    assert [process.exitcode for process in processes] == [code, 1], texts
     assert "Traceback" not in texts[0] + texts[1]
     return texts[0], texts[1]
 
 
 def test_an_error_of_the_first_process_is_all_that_is_said(alone, tmp_path):
-    first, second = fail_pair(tmp_path / "log", *FLAGS, "--out", alone)
+    first, second = fail_pair(tmp_path / "log", *FLAGS, "--out", alone, code=2)
     assert "got one that holds a run" in first
     assert first.count("\n") == 1
     assert second == ""

@@ -110,13 +110,16 @@ class Killer(Display):
 
 @pytest.mark.parametrize("method", ["lcc", "gloro", "spectral-norm", "gradient-penalty", "parseval rows=0.3", "emma"])
 def test_a_run_that_was_killed_ends_with_the_same_bits(method, tmp_path):
+    """In the first epoch; and in the second, so that the evaluation before it is done again."""
     name, *options = method.split()
     recipe = with_method(SMALL, name).replace(epochs=2, method_options=tuple(options))
     train(recipe, tmp_path / "whole")
-    with pytest.raises(Killed):
-        train(recipe, tmp_path / "run", display=Killer(4), save_steps=3)
-    train(recipe, tmp_path / "run", resume=True)
-    assert same_bytes(tmp_path / "run", tmp_path / "whole")
+    for steps, save_steps in ((4, 3), (8, 0)):
+        out = tmp_path / f"killed-{steps}"
+        with pytest.raises(Killed):
+            train(recipe, out, display=Killer(steps), save_steps=save_steps)
+        train(recipe, out, resume=True)
+        assert same_bytes(out, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("method", ["lcc", "gloro", "gradient-penalty"])

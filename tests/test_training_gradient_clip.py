@@ -5,16 +5,13 @@ import math
 
 import pytest
 import torch
+from _plain_training import train_plainly
 from _runs import SMALL, SMALL_FLAGS, same_bytes
 from test_distributed import assert_close, finish_pair
 from test_methods_training import Killed, Killer
 from torch import nn
 
-import onelip
-from onelip.data import load_data
-from onelip.losses import OffsetCrossEntropy
-from onelip.training import Recipe, RecipeError, build_model, learning_rate, load_run, make_optimizer, preset, train
-from onelip.training.build import make_augmentation
+from onelip.training import Recipe, RecipeError, load_run, preset, train
 
 CLIP = 0.26  # among the lengths of SMALL's gradients: some are shortened, some are not
 ONE_EPOCH = SMALL.replace(epochs=1, gradient_clip=CLIP)
@@ -29,33 +26,17 @@ def clipped(tmp_path_factory):
 
 def test_the_whole_gradient_is_shortened_and_keeps_its_direction(clipped):
     """Written out: one length over all parameters, biases too, and only what is longer is changed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(SMALL.seed)
-        model = build_model(SMALL, 10, (1, 8, 8)).to(memory_format=torch.channels_last)
-    optimizer = make_optimizer(model, SMALL)
-    data = load_data("digits")
-    loader = onelip.data.batches(
-        data.train_images,
-        data.train_labels,
-        SMALL.batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(SMALL.seed),
-        augmentation=make_augmentation(SMALL),
-    )
     lengths = []
-    for step, (images, labels) in enumerate(loader):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(SMALL, step, len(loader))
-        optimizer.zero_grad()
-        scores = model(images.contiguous(memory_format=torch.channels_last))
-        (OffsetCrossEntropy(reduction="sum")(scores, labels) / len(labels)).backward()
+
+    def shorten(model):
         gradients = [p.grad for p in model.parameters()]
         length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
         lengths.append(length)
         if length > CLIP:
             for g in gradients:
                 g.mul_(CLIP / length)
-        optimizer.step()
+
+    model = train_plainly(ONE_EPOCH, shorten)
     assert min(lengths) < CLIP < max(lengths) / 1.1  # else nothing was tried
     trained = load_run(clipped).model.state_dict()
     for name, tensor in model.state_dict().items():

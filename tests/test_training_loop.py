@@ -8,12 +8,11 @@ import os
 
 import pytest
 import torch
+from _plain_training import train_plainly
 from _runs import SMALL, same_bytes
 from rich.console import Console
 
-import onelip
 from onelip.data import load_data, to_float
-from onelip.losses import OffsetCrossEntropy
 from onelip.training import (
     CheckpointError,
     Display,
@@ -21,15 +20,11 @@ from onelip.training import (
     RecipeError,
     RunDirectory,
     RunError,
-    build_model,
     files,
-    learning_rate,
     load_run,
-    make_optimizer,
     read_log,
     train,
 )
-from onelip.training.build import make_augmentation
 from onelip.training.checkpoint import read_position
 from onelip.training.display import results_table
 
@@ -45,33 +40,16 @@ def finished(tmp_path_factory):
     return out, results
 
 
+def steps_saved(out):
+    """Steps in the checkpoint, of epochs of six."""
+    at = read_position(out / "checkpoint.safetensors")
+    return 6 * at.epoch + at.batch
+
+
 def test_the_loop_is_the_plain_algorithm(finished):
     """The same run written without checkpoints, display and processes ends with the same weights, bit for bit."""
-    data = load_data("digits")
-    with torch.random.fork_rng():
-        torch.manual_seed(SMALL.seed)
-        model = build_model(SMALL, 10, (1, 8, 8)).to(memory_format=torch.channels_last)
-    optimizer = make_optimizer(model, SMALL)
-    loss = OffsetCrossEntropy(reduction="sum")
-    loader = onelip.data.batches(
-        data.train_images,
-        data.train_labels,
-        SMALL.batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(SMALL.seed),
-        augmentation=make_augmentation(SMALL),
-    )
-    step = 0
-    for _ in range(SMALL.epochs):
-        for images, labels in loader:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(SMALL, step, SMALL.epochs * len(loader))
-            optimizer.zero_grad()
-            (loss(model(images.contiguous(memory_format=torch.channels_last)), labels) / len(labels)).backward()
-            optimizer.step()
-            step += 1
     trained = load_run(finished[0]).model.state_dict()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in train_plainly(SMALL).state_dict().items():
         assert torch.equal(tensor, trained[name]), name
 
 
@@ -194,7 +172,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "learning_rate", spoiled)
     with pytest.raises(Diverged, match="finite weights after epoch 2"):
         train(SMALL, tmp_path / "run")
-    assert read_position(tmp_path / "run" / "checkpoint.safetensors").epoch == 1
+    assert steps_saved(tmp_path / "run") == 6  # the whole first epoch
 
 
 @pytest.mark.parametrize("when", ["write", "replace"])
@@ -219,7 +197,7 @@ def test_a_full_disk_does_not_cost_the_last_good_checkpoint(tmp_path, monkeypatc
         train(SMALL, tmp_path / "run")
     monkeypatch.undo()
     assert not list((tmp_path / "run").glob("*.part"))
-    assert read_position(tmp_path / "run" / "checkpoint.safetensors").epoch == 1
+    assert steps_saved(tmp_path / "run") == 6  # the whole first epoch
     train(SMALL, tmp_path / "run", resume=True)
     assert same_bytes(tmp_path / "run", finished[0])
     assert [line["epoch"] for line in read_log(RunDirectory(tmp_path / "run"))] == [1, 2, 3]

@@ -143,7 +143,9 @@ def test_models_by_recipe():
         ({"model": "aol-smal"}, (3, 32, 32), RecipeError, "did you mean 'aol-small'"),
         ({"method": "caley"}, (3, 32, 32), RecipeError, "did you mean 'cayley'"),
         ({"model_options": ("wide=3",)}, (3, 32, 32), RecipeError, "wide"),
-        ({}, (3, 30, 30), ValueError, "multiple of 4"),
+        ({"model_options": ("width=3",)}, (3, 32, 32), RecipeError, "width to be even"),
+        ({"method": "lln"}, (3, 32, 32), RecipeError, "serves Linear"),
+        ({}, (3, 30, 30), RecipeError, "multiple of 4"),
     ],
 )
 def test_models_that_cannot_be_built(changes, shape, error, message):

@@ -18,7 +18,7 @@ from onelip.training.checkpoint import read_position
 from onelip.training.run_directory import open_run
 from onelip.training.stop import listen
 
-EPOCHS = 12
+EPOCHS, STEPS = 12, 6  # STEPS in each epoch
 FLAGS = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS)]
 
 
@@ -46,6 +46,13 @@ def moving_position(out, otherwise):
         return otherwise
 
 
+def log_without_times(out):
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "images_per_second")}
+        for line in read_log(RunDirectory(out))
+    ]
+
+
 def test_killed_at_random_moments(whole, tmp_path):
     """Steps, evaluations and checkpoints take turns within milliseconds; the kill comes into any of them."""
     rng = random.Random(0)
@@ -66,20 +73,16 @@ def test_killed_at_random_moments(whole, tmp_path):
     assert len(set(seen)) >= 3
     finish(log, "train", "--resume", out)
     assert same_bytes(out, whole)
-    mine, theirs = read_log(RunDirectory(out)), read_log(RunDirectory(whole))
-    for line in (*mine, *theirs):
-        line.pop("seconds")
-        line.pop("images_per_second")
-    assert mine == theirs
+    assert log_without_times(out) == log_without_times(whole)
 
 
 @pytest.mark.parametrize(
     ("call", "at"),
     [
-        ("replace", 1),  # before there is a config
-        ("replace", 4),  # the first checkpoint, written but not in its place
-        ("fsync", 11),  # a later one, half on its way
-        ("replace", 14),
+        ("os.replace", 1),  # before there is a config
+        ("os.replace", 4),  # the first checkpoint, written but not in its place
+        ("os.fsync", 11),  # a later one, half on its way
+        ("os.replace", 14),
     ],
 )
 def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
@@ -91,6 +94,27 @@ def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
     finish(log, *(FLAGS if at == 1 else ["train"]), "--out" if at == 1 else "--resume", out)
     assert same_bytes(out, whole)
     assert not list(out.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("at", "kept"),
+    [
+        (1, (0, STEPS)),
+        (5, (4, STEPS)),
+        (EPOCHS, (EPOCHS - 1, STEPS)),
+        (EPOCHS + 1, (EPOCHS, 0)),  # the one at the end, of the finished weights
+    ],
+)
+def test_killed_in_an_evaluation(whole, tmp_path, at, kept):
+    """It costs the evaluation, and no step: the checkpoint has the whole epoch."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(log, *FLAGS, "--out", out, die_in=("onelip.training.loop.evaluate_with", at))
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
+    assert position(out) == kept
+    finish(log, "train", "--resume", out)
+    assert same_bytes(out, whole)
+    assert log_without_times(out) == log_without_times(whole)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -149,13 +173,13 @@ def test_a_disk_that_is_really_full(whole, tmp_path):
 
 @pytest.fixture
 def half(tmp_path):
-    """A run of one epoch of three, as a kill leaves it."""
+    """A run of two epochs of three, as a kill in the second evaluation leaves it."""
     out = tmp_path / "half"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("onelip.training.loop.RunLog.write", _fail_in_epoch_two)
         with pytest.raises(ZeroDivisionError):
             train(SMALL, out)
-    assert position(out) == (1, 0)
+    assert position(out) == (1, STEPS)
     return out
 
 

@@ -1,7 +1,7 @@
 """The command line: `onelip VERB ...`, one short file per verb.
 
 A verb is a module with a function `run(arguments) -> exit code`. It imports torch only when it works, so that help
-comes at once. Exit codes: 0 all is well; 1 it could not be done; 2 the command makes no sense; 130 and 143 stopped.
+comes at once. Exit codes: docs/cli.md.
 """
 
 import difflib
@@ -33,7 +33,8 @@ Neural networks with a proved Lipschitz constant.
 
 {chr(10).join(f"  {verb:<10} {text}" for verb, text in VERBS.items())}
 
-onelip VERB --help tells more. A first run, on digits that come with the package, in about a minute:
+onelip VERB --help tells more. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command makes no sense.
+A first run, on digits that come with the package, in about a minute:
 
   onelip demo
 """
@@ -72,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """2 for a command without sense, 1 for what could not be done, None for a mistake of our own."""
-    from onelip.training.errors import RecipeError, RunError
+    from onelip._mistake import Mistake
+    from onelip.training.errors import RunError
 
-    if isinstance(error, RecipeError):
+    if isinstance(error, Mistake):
         return 2
     # Everything that onelip refuses (data, layers, models, methods) is a ValueError; OSError is the machine's refusal.
     return 1 if isinstance(error, ValueError | RunError | OSError) else None

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
-from onelip.training.errors import RecipeError, RunError
+from onelip.cli._run_data import load_run_data
+from onelip.training.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from onelip.attack import AttackResult
     from onelip.attack.claims import Claims
-    from onelip.data import ImageData
-    from onelip.training.build import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.build import load_run
 
     loaded = load_run(command.run)
-    data = _load_data(command, loaded)
+    data = load_run_data(loaded.config, command.data_root, advice="")
     network = loaded.plain.double()
     images, labels = data.test_images[: command.limit], data.test_labels[: command.limit]
     with StageProgress() as progress:
@@ -119,20 +119,10 @@ def _check(command: Attack) -> None:
         raise RecipeError(f"expected --restarts of at least 0, got {command.restarts}")
     if not all(0 <= radius < float("inf") for radius in command.radius):
         raise RecipeError(f"expected finite radii of at least 0, got {command.radius}")
+    need_file("--certificate", command.certificate)
+    need_place("--out", command.out)
     if command.foolbox and command.integers:
         raise RecipeError("expected --foolbox or --integers, got both; foolbox knows floats only")
-
-
-def _load_data(command: Attack, loaded: "LoadedRun") -> "ImageData":
-    from onelip.data import load_data
-
-    data = load_data(loaded.config.recipe.data, command.data_root)
-    if data.fingerprint != loaded.config.fingerprint:
-        raise RunError(
-            f"{data.source}: expected the data of the run (fingerprint {loaded.config.fingerprint[:12]}…), got other "
-            f"data ({data.fingerprint[:12]}…)"
-        )
-    return data
 
 
 def _attack(

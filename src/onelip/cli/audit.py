@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -60,12 +61,18 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError("expected a TARGET or --model, and not both; see onelip audit --help")
     if bool(command.mean) != bool(command.std):
         raise RecipeError("expected --mean and --std together, got one of them")
+    if command.require is not None and not command.require >= 0:
+        raise RecipeError(f"expected --require of at least 0, got {command.require}")
 
     import torch
 
     from onelip.bounds.audit import lipschitz
+    from onelip.nn import Normalize
 
     torch.manual_seed(command.seed)
+    if command.mean:
+        with _as_mistake():
+            Normalize(command.mean, command.std)
     model, shape = _network(command)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     example = torch.rand((2, *shape), generator=torch.Generator().manual_seed(command.seed)).to(dtype)
@@ -90,6 +97,15 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if is_enough else 1
 
 
+@contextmanager
+def _as_mistake() -> Iterator[None]:
+    """What is refused within was typed so."""
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+
+
 class _Progress:
     """One line on stderr that is written over, where somebody watches."""
 
@@ -110,12 +126,13 @@ def _network(command: AuditCommand) -> "tuple[nn.Module, tuple[int, ...]]":
     if command.model is not None:
         from onelip.models import create_model
 
-        model = create_model(
-            command.model,
-            num_classes=command.num_classes,
-            image_size=command.image_size,
-            in_channels=command.in_channels,
-        )
+        with _as_mistake():
+            model = create_model(
+                command.model,
+                num_classes=command.num_classes,
+                image_size=command.image_size,
+                in_channels=command.in_channels,
+            )
         return model, _shape(command.input_shape) or (command.in_channels, command.image_size, command.image_size)
     assert command.target is not None
     if ":" not in command.target:
@@ -151,7 +168,7 @@ def _call(target: str) -> "nn.Module":
     where, _, name = target.rpartition(":")
     if where.endswith(".py"):
         if not Path(where).is_file():
-            raise ValueError(f"expected a file, got {where}, which is none")
+            raise RecipeError(f"expected a file, got {where}, which is none")
         spec = importlib.util.spec_from_file_location(Path(where).stem, where)
         assert spec is not None
         assert spec.loader is not None
@@ -162,14 +179,14 @@ def _call(target: str) -> "nn.Module":
         try:
             source = importlib.import_module(where)
         except ImportError as error:
-            raise ValueError(f"expected package.module:name, got {target!r}: {error}") from error
+            raise RecipeError(f"expected package.module:name, got {target!r}: {error}") from error
     if not hasattr(source, name):
-        raise ValueError(f"expected {where} to have {name!r}, got none; name a function that returns the model")
+        raise RecipeError(f"expected {where} to have {name!r}, got none; name a function that returns the model")
     found = getattr(source, name)
     try:
         model = found if isinstance(found, nn.Module) else found()
     except TypeError as error:  # no function, or one that needs arguments
-        raise ValueError(f"expected {target} to be a function without arguments, got: {error}") from error
+        raise RecipeError(f"expected {target} to be a function without arguments, got: {error}") from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"expected {target} to give a torch module, got {type(model).__name__}")
+        raise RecipeError(f"expected {target} to give a torch module, got {type(model).__name__}")
     return model

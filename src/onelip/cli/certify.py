@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
+from onelip.cli._run_data import load_run_data
 from onelip.training.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from onelip.certify.certification import Certification
-    from onelip.data import ImageData
     from onelip.training.build import LoadedRun
 
 
@@ -108,15 +109,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check_places(command: Certify) -> None:
-    """Refuse places that cannot be written, before the work whose results they are for."""
+    """Refuse paths that cannot be meant, before the work that they are for."""
     from onelip.training.run_directory import RunDirectory
 
     run = RunDirectory(command.run.resolve())
     taken = {run.config, run.log, run.environment, run.checkpoint, run.weights, run.plain, run.results}
     paths = [path for path in (command.out, command.images_out) if path is not None]
+    need_file("--image", command.image)
+    need_place("--out", command.out)
+    need_place("--images-out", command.images_out)
     for path in paths:
-        if path.is_dir() or not path.parent.is_dir():
-            raise RunError(f"{path}: expected a file name in a directory that is there, got none; make it, or choose")
         if path.resolve() in taken:
             raise RecipeError(f"{path}: expected a file of its own, got one of the run itself; choose another name")
     if len({path.resolve() for path in paths}) < len(paths):
@@ -125,24 +127,9 @@ def _check_places(command: Certify) -> None:
 
 def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | None, str]":
     """Images, labels if there are any, and where they are from."""
-    shape = loaded.config.shape
     if command.image is not None:
-        return _read_image(command.image, shape), None, str(command.image)
-
-    from onelip.data import load_data
-
-    config = loaded.config
-    data: ImageData = load_data(command.data or config.recipe.data, command.data_root)
-    if command.data is None and data.fingerprint != config.fingerprint:
-        raise RunError(
-            f"{data.source}: expected the data of the run (fingerprint {config.fingerprint[:12]}…), got other "
-            f"data ({data.fingerprint[:12]}…); name them with --data if that is meant"
-        )
-    if data.shape != shape or data.num_classes != len(config.class_names):
-        raise RunError(
-            f"{data.source}: expected images {_times(shape)} of {len(config.class_names)} classes, got "
-            f"{_times(data.shape)} of {data.num_classes}"
-        )
+        return _read_image(command.image, loaded.config.shape), None, str(command.image)
+    data = load_run_data(loaded.config, command.data_root, command.data)
     tests = command.split == "test"
     images = data.test_images if tests else data.train_images
     labels = data.test_labels if tests else data.train_labels
@@ -243,7 +230,3 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
         print(f"{what}: {path}")
     if "certificate" in written:
         print(f"Check it: onelip check {shlex.quote(str(command.out))}")
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))

@@ -91,6 +91,8 @@ def _fetch(command: Fetch) -> int:
         near = suggestion(command.name, names)
         extra = "; the digits come with the package" if command.name == "digits" else near
         raise RecipeError(f"expected one of {', '.join(names)} to fetch, got {command.name!r}{extra}")
+    if command.url is not None and not command.url.startswith(("http://", "https://")):
+        raise RecipeError(f"expected --url to be an http or https address, got {command.url!r}")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

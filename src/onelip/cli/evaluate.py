@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from onelip.cli._parse import parse
-from onelip.training.errors import RunError
+from onelip.cli._run_data import load_run_data
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,18 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.console import Console
 
-    from onelip.data import load_data
     from onelip.losses import OffsetCrossEntropy
     from onelip.training.build import load_run
     from onelip.training.display import results_table
     from onelip.training.distributed import find_device
-    from onelip.training.evaluation import evaluate
+    from onelip.training.evaluation import evaluate_with
 
     loaded = load_run(command.run)
     config = loaded.config
-    data = load_data(command.data or config.recipe.data, command.data_root)
-    if command.data is None and data.fingerprint != config.fingerprint:
-        raise RunError(
-            f"{data.source}: expected the data of the run (fingerprint {config.fingerprint[:12]}…), got other "
-            f"data ({data.fingerprint[:12]}…); name them with --data if that is meant"
-        )
-    if data.shape != config.shape or data.num_classes != len(config.class_names):
-        raise RunError(
-            f"{data.source}: expected images {'x'.join(map(str, config.shape))} of {len(config.class_names)} classes, "
-            f"got {'x'.join(map(str, data.shape))} of {data.num_classes}"
-        )
+    data = load_run_data(config, command.data_root, command.data)
     loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
     plain = loaded.plain.to(find_device(command.device))
-    found = evaluate(
-        plain,
-        data.test_images,
-        data.test_labels,
-        lipschitz=loaded.lipschitz,
-        pairs=loaded.pairs,
-        mode=loaded.mode,
-        loss=loss,
-    )
+    found = evaluate_with(loaded.constants, plain, data.test_images, data.test_labels, loss)
     results = {
         "run": str(command.run),
         "finished": loaded.is_finished,

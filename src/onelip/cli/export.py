@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
+from onelip.cli._paths import need_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +56,7 @@ def run(arguments: Sequence[str]) -> int:
     if senseless := _contradiction(command):
         print(f"onelip export: {senseless}", file=sys.stderr)
         return 2
+    need_file("--certificate", command.certificate)
 
     from onelip.export.source import read_source
 

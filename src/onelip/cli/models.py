@@ -1,20 +1,32 @@
-"""`onelip models`: the architectures by name."""
+"""`onelip models`: the architectures by name; `onelip models NAME`: everything about one."""
 
 import json
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
 
+import tyro
+
+from onelip.cli._columns import described, listing, output_width
 from onelip.cli._parse import parse
+from onelip.training._fields import suggestion
+from onelip.training.errors import RecipeError
+
+if TYPE_CHECKING:
+    from onelip.models._about import ModelDescription
 
 
 @dataclass(frozen=True)
 class Models:
-    """List the architectures that --model takes."""
+    """List the architectures that --model takes; or tell everything about one."""
 
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """One model."""
     filter: str = "*"
     """Only names that match; * stands for anything."""
     json: bool = False
-    """Print JSON."""
+    """Print JSON: a list of names, or an object for one model."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -22,7 +34,48 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Models, "models", arguments)
 
     from onelip.models import list_models
+    from onelip.models._about import describe_model
 
+    if command.name is not None:
+        if command.name not in list_models():
+            near = suggestion(command.name, list_models())
+            raise RecipeError(f"expected a model of {', '.join(list_models())}, got {command.name!r}{near}")
+        found = describe_model(command.name)
+        print(json.dumps(asdict(found)) if command.json else _tell(found))
+        return 0
     names = list_models(command.filter)
-    print(json.dumps(names) if command.json else "\n".join(names) or f"no model matches {command.filter!r}")
+    if command.json:
+        print(json.dumps(names))
+    elif not names:
+        print(f"no model matches {command.filter!r}")
+    else:
+        rows = [(m.name, _options(m), m.title) for m in map(describe_model, names)]
+        print(listing(("name", "options", "what it is"), rows, 1, output_width()))
+        print("\nMore of one, with its layers and what its options mean: onelip models NAME")
     return 0
+
+
+def _options(model: "ModelDescription") -> str:
+    return " ".join(f"{name}={_spoken(value)}" for name, value in model.options.items())
+
+
+def _spoken(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _tell(model: "ModelDescription") -> str:
+    width = output_width()
+    # Tables are indented and stay as they are.
+    layers = [
+        part if part.startswith(" ") else "\n".join(textwrap.wrap(part, min(width, 120), break_long_words=False))
+        for part in model.layers.split("\n\n")
+    ]
+    options = [(f"{name}={_spoken(value)}", model.texts.get(name, "-")) for name, value in model.options.items()]
+    parts = [
+        f"{model.name}: {model.title}",
+        *filter(None, layers),
+        f"method: {model.method or 'none'}, unless another is named",
+        f"--model-options, with the defaults:\n{described(options, width)}" if options else "",
+        f'onelip train --model {model.name}\nonelip.create_model("{model.name}")',
+    ]
+    return "\n\n".join(filter(None, parts))

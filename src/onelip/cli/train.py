@@ -37,7 +37,7 @@ class Train:
     data_root: Path | None = None
     """Where to look for named data sets; see onelip data."""
     save_minutes: float = 10.0
-    """Write a checkpoint that often, besides after each epoch; 0 for never."""
+    """Write a checkpoint that often, besides after the steps of each epoch; 0 for never."""
     save_steps: int = 0
     """The same in steps."""
     tensorboard: bool = False
@@ -122,7 +122,10 @@ def _check_resume(command: Train) -> None:
     assert command.resume is not None
     if command.out is not None:
         raise RecipeError("expected --resume or --out, got both; a run goes on in its own directory")
-    command.recipe.check_continues(read_config(RunDirectory(command.resume)).recipe)
+    kept = read_config(RunDirectory(command.resume)).recipe
+    command.recipe.check_continues(kept)
+    if command.recipe.data != kept.data and not Path(command.recipe.data).expanduser().exists():
+        raise RecipeError(f"expected --data to say where the run's data are, got {command.recipe.data!r}: not there")
 
 
 def _new_directory(recipe: Recipe) -> Path:

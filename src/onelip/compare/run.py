@@ -11,8 +11,6 @@ fails is a row that says why, and the rest goes on.
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,8 @@ from onelip.methods._registry import METHODS
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
 from onelip.training.errors import RecipeError, RunError, Stopped
-from onelip.training.files import disk_error, read_json, write_json, write_whole
+from onelip.training.files import read_json, write_json, write_whole
+from onelip.training.lock import locked
 from onelip.training.loop import train
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config, read_log
@@ -68,7 +67,7 @@ def compare(
     kept = _read_kept(out, plan)
     data = load_data(plan.recipe.data, data_root) if data is None else data
     _check_fits(plan, data)
-    with _locked(out):
+    with locked(out, "expected a comparison that stands still, got one that is running"):
         record = _begin(plan, data, kept, command or shlex.join(sys.argv))
         _write(out, record)
         for number, method in enumerate(plan.methods, start=1):
@@ -245,23 +244,3 @@ def _told_again(row: dict[str, Any]) -> str:
     if row["status"] == "done":
         return "done before"
     return f"failed before, --retry tries it again: {row['why']}"
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep a second comparison out of the directory; the lock ends with the process, however it ends."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = (out / ".lock").open("w")
-    except OSError as error:
-        raise disk_error(error, out) from error
-    with handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # where files cannot be locked, nobody is kept away
-        except BlockingIOError as error:
-            raise RunError(f"{out}: expected a comparison that stands still, got one that is running") from error
-        yield

@@ -1,5 +1,7 @@
 """The errors of data: each says what was expected, what came, and what to do."""
 
+from onelip._mistake import Mistake
+
 
 class DataError(ValueError):
     """Data, or a request for data, that cannot be used as it is."""
@@ -7,6 +9,10 @@ class DataError(ValueError):
 
 class DataNotFound(DataError):
     """A data set that is known but is not in any of the places where it was looked for."""
+
+
+class UnknownData(Mistake, DataNotFound):
+    """A name that no data set has, and no file either."""
 
 
 class ChecksumError(DataError):

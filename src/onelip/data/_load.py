@@ -8,7 +8,7 @@ from pathlib import Path
 from onelip.data._archives import read_file, read_tar
 from onelip.data._checksums import bytes_match, file_matches
 from onelip.data._digits import load_digits
-from onelip.data._errors import ChecksumError, DataError, DataNotFound
+from onelip.data._errors import ChecksumError, DataError, DataNotFound, UnknownData
 from onelip.data._folder import load_folder
 from onelip.data._formats import parse
 from onelip.data._image_data import ImageData, image_data_from_arrays
@@ -46,7 +46,7 @@ def load_data(
         return _load_path(path, digests)
     names = list_data()
     near = difflib.get_close_matches(str(name_or_path).lower(), names, n=1)
-    raise DataNotFound(
+    raise UnknownData(
         f"expected one of {', '.join(names)} or a path, got {str(name_or_path)!r}, and there is no such file or folder"
         f"{f'; did you mean {near[0]!r}?' if near else ''}"
     )

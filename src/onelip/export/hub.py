@@ -19,7 +19,7 @@ from torch import nn
 from onelip.export._bake import bake
 from onelip.export.card import model_card
 from onelip.export.certificates import read_certificate
-from onelip.export.errors import ExportError
+from onelip.export.errors import ExportError, ExportTaken
 from onelip.export.places import make_folder, place
 from onelip.export.plain import plain_bytes, read_plain
 from onelip.export.source import Source, read_source
@@ -77,7 +77,7 @@ def save_pretrained(
     """
     directory = Path(directory)
     if directory.exists() and not force and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportError(f"{directory}: expected a new directory, got one with files; choose another, or use --force")
+        raise ExportTaken(f"{directory}: expected a new directory, got one with files; choose another, or use --force")
     if isinstance(source, nn.Module):
         if config is None:
             raise ExportError("expected a config with a model, got none; give the RunConfig that it was built from")

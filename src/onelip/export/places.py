@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from onelip.export.errors import ExportError
+from onelip.export.errors import ExportError, ExportTaken
 from onelip.training.errors import RunError
 from onelip.training.files import disk_error, write_whole
 
@@ -13,9 +13,9 @@ def check_free(paths: Sequence[Path], *, force: bool) -> None:
     """Refuse places that are taken, before any work is done."""
     for path in paths:
         if path.is_dir():
-            raise ExportError(f"{path}: expected a file name, got a directory; name a file in it")
+            raise ExportTaken(f"{path}: expected a file name, got a directory; name a file in it")
         if path.exists() and not force:
-            raise ExportError(f"{path}: expected a new file, got one that exists; choose another name, or use --force")
+            raise ExportTaken(f"{path}: expected a new file, got one that exists; choose another name, or use --force")
 
 
 def place(files: Sequence[tuple[Path, bytes]], *, force: bool) -> None:

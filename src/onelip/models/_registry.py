@@ -11,6 +11,7 @@ from torch import nn
 from onelip.models._sizes import ImageSize
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {}
+_BASES: dict[Callable[..., nn.Module], Callable[..., nn.Module]] = {}  # whose arguments a builder takes
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
@@ -47,6 +48,7 @@ def arguments_of(base: Callable[..., nn.Module]) -> Callable[[Builder], Builder]
     """Show the arguments of `base` in place of a builder's **kwargs: for help(), and for `options_of`."""
 
     def show(builder: Builder) -> Builder:
+        _BASES[builder] = base
         own = inspect.signature(builder)
         named = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
         parameters = {**inspect.signature(base).parameters, **named}
@@ -55,6 +57,12 @@ def arguments_of(base: Callable[..., nn.Module]) -> Callable[[Builder], Builder]
         return builder
 
     return show
+
+
+def builder_of(name: str) -> tuple[Callable[..., nn.Module], Callable[..., nn.Module] | None]:
+    """The function that builds a model, and the one whose arguments it takes besides its own, if there is one."""
+    builder = _MODELS[_spelled(name)]
+    return builder, _BASES.get(builder)
 
 
 def options_of(name: str) -> dict[str, Any]:

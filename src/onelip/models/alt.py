@@ -41,8 +41,9 @@ def aol_alt(
     depth: int = 4,
     method_options: Mapping[str, Any] | None = None,
 ) -> nn.Sequential:
-    """Build AOL-ALT; works in both memory formats, faster in channels_last.
+    """Channels quadruple where the size halves (AOL-ALT).
 
+    It works in both memory formats, faster in channels_last.
     It refuses images of another size than `image_size`: with larger ones it would give several logits per class.
 
     Args:

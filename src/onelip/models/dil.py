@@ -27,5 +27,8 @@ def dilated_conv3(net: Chain, channels: int) -> None:
 @register_model
 @arguments_of(standard)
 def aol_dil(**kwargs: Any) -> nn.Sequential:
-    """AOL-DIL; arguments of `onelip.models.std.standard`."""
+    """The layers of aol-std, dilated and circular (AOL-DIL).
+
+    Arguments of `onelip.models.std.standard`.
+    """
     return standard(conv3=dilated_conv3, **kwargs)

@@ -27,7 +27,9 @@ def aol_fc(
     depth: int = 9,
     method_options: Mapping[str, Any] | None = None,
 ) -> nn.Sequential:
-    """Build AOL-FC; works with images of any size, in both memory formats.
+    """Nine fully connected layers (AOL-FC).
+
+    It works with images of any size, in both memory formats.
 
     Args:
         num_classes: number of logits, at most `width`.

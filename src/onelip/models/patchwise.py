@@ -78,21 +78,30 @@ def patchwise(
 @register_model
 @arguments_of(patchwise)
 def aol_small(*, width: int = 16, **kwargs: Any) -> nn.Sequential:
-    """AOL-Small; arguments of `patchwise`."""
+    """Patches, convolutions, dense; 18.7 M parameters (AOL-Small).
+
+    Arguments of `patchwise`.
+    """
     return patchwise(width=width, **kwargs)
 
 
 @register_model
 @arguments_of(patchwise)
 def aol_medium(*, width: int = 32, **kwargs: Any) -> nn.Sequential:
-    """AOL-Medium; arguments of `patchwise`."""
+    """Patches, convolutions, dense; 62.8 M parameters (AOL-Medium).
+
+    Arguments of `patchwise`.
+    """
     return patchwise(width=width, **kwargs)
 
 
 @register_model
 @arguments_of(patchwise)
 def aol_large(*, width: int = 48, **kwargs: Any) -> nn.Sequential:
-    """AOL-Large; arguments of `patchwise`."""
+    """Patches, convolutions, dense; 136 M parameters (AOL-Large).
+
+    Arguments of `patchwise`.
+    """
     return patchwise(width=width, **kwargs)
 
 
@@ -119,9 +128,10 @@ def patchwise_tiny(
     linears: int = 3,
     **kwargs: Any,
 ) -> nn.Sequential:
-    """A small patchwise network for small images (8x8 to 32x32), trained within a minute on a CPU.
+    """Patches, convolutions, dense, in small: a minute on a CPU.
 
-    Takes the arguments of `patchwise`; the patch size is chosen to divide the image: 2 for 8x8, 4 for 28x28.
+    For images of 8x8 to 32x32. Takes the arguments of `patchwise`; the patch size is chosen to divide the image: 2 for
+    8x8, 4 for 28x28.
     """
     patch = tiny_patch(image_size) if patch is None else patch
     return patchwise(

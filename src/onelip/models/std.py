@@ -83,12 +83,18 @@ def standard(
 @register_model
 @arguments_of(standard)
 def aol_std(**kwargs: Any) -> nn.Sequential:
-    """AOL-STD; arguments of `standard`."""
+    """Convolutions that halve the image five times (AOL-STD).
+
+    Arguments of `standard`.
+    """
     return standard(**kwargs)
 
 
 @register_model
 @arguments_of(standard)
 def standard_cnn(*, method: str | None = None, **kwargs: Any) -> nn.Sequential:
-    """The ordinary network of the table, with free weights; arguments of `standard`."""
+    """The layers of aol-std with free weights, to compare with.
+
+    Arguments of `standard`.
+    """
     return standard(method=method, **kwargs)

@@ -1,22 +1,22 @@
 """From a recipe to its network, from a run to the network that it trained."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onelip.data import Augmentation, DataError
 from onelip.export import bake
-from onelip.methods._registry import METHODS, Method, list_methods
+from onelip.methods._about import options_of as method_options
+from onelip.methods._registry import METHODS, list_methods
 from onelip.models import create_model, list_models
 from onelip.models._registry import options_of
 from onelip.training._fields import suggestion
 from onelip.training._options import parse_options
 from onelip.training.checkpoint import load_checkpoint
-from onelip.training.constants import constants_of
-from onelip.training.errors import RecipeError
+from onelip.training.constants import Constants, constants_of
+from onelip.training.errors import RecipeError, RunError
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 from onelip.training.tensors import read_header, read_tensors, write_tensors
@@ -47,6 +47,8 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             method=recipe.method,
             **options,
         )
+    except ValueError as error:  # what the model or the method refuses: sizes, values of options, kinds of layers
+        raise RecipeError(str(error)) from error
     except TypeError as error:  # an option that the model or the method does not have
         what = _unknown_option(recipe) or f"expected options that {recipe.model} and its method know, got: {error}"
         raise RecipeError(what) from error
@@ -58,7 +60,7 @@ def _unknown_option(recipe: Recipe) -> str | None:
     method = of_model.get("method") if recipe.method == "default" else recipe.method
     known = {"model_options": [name for name in of_model if name not in ("method", "method_options")]}
     if method not in (None, "none"):
-        known["method_options"] = _method_options(METHODS[method])
+        known["method_options"] = [option.name for option in method_options(METHODS[method])]
     for field, names in known.items():
         for option in parse_options(getattr(recipe, field)):
             if option not in names:
@@ -66,13 +68,6 @@ def _unknown_option(recipe: Recipe) -> str | None:
                 near = suggestion(option, names)
                 return f"expected {field} of {who} among {', '.join(names)}, got {option!r}{near}"
     return None
-
-
-def _method_options(method: Method) -> list[str]:
-    parameters = inspect.signature(method.apply).parameters.values()
-    # input_size is the layer's own place in the network: the model gives it.
-    of_layers = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]
-    return [*of_layers, *method.term_options, "last_layer"]
 
 
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
@@ -109,10 +104,13 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module  # as training has it
     plain: nn.Module  # baked: what is evaluated, proved and shipped
-    lipschitz: float | None  # in real arithmetic; None: nobody vouches
+    constants: Constants  # in real arithmetic
     is_finished: bool
-    pairs: Tensor | None = None  # (classes, classes), where radii are per pair of classes
-    mode: str = ""  # how the constants were come by
+
+    @property
+    def lipschitz(self) -> float | None:
+        """From the image to the scores; None: nobody vouches."""
+        return self.constants.total
 
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
@@ -128,7 +126,10 @@ def load_run(path: str | Path) -> LoadedRun:
     """
     run = RunDirectory(Path(path))
     config = read_config(run)
-    model = build_model(config.recipe, len(config.class_names), config.shape)
+    try:
+        model = build_model(config.recipe, len(config.class_names), config.shape)
+    except RecipeError as error:
+        raise RunError(f"{run.config}: {error}") from error
     # The layout decides the order of sums: the same as in training, for the same numbers to the last bit.
     set_layout(model, config.recipe)
     is_finished = run.plain.exists() and run.weights.exists()
@@ -141,7 +142,7 @@ def load_run(path: str | Path) -> LoadedRun:
         _fill(plain, run.plain, PLAIN_FORMAT)
     set_layout(plain, config.recipe)  # also of layers that are plain for the first time
     constants = constants_of(model.eval(), plain.eval(), config.recipe, config.shape, effort="high")
-    return LoadedRun(config, model, plain, constants.total, is_finished, constants.pairs, constants.mode)
+    return LoadedRun(config, model, plain, constants, is_finished)
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

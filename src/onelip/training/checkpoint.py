@@ -3,6 +3,7 @@
 It holds all that the next step depends on: parameters and buffers, the momentum of SGD, the states of the random
 generators, and where the run is. The learning rate is a function of the step, so it needs no place. Of the data, the
 generator's state at the *beginning* of the epoch is kept, and the batches that are done are skipped again on loading.
+After the last batch of an epoch it is written before the evaluation, which a run that goes on from there does again.
 """
 
 import json
@@ -24,7 +25,7 @@ class Position:
     """Where a run is: between two steps."""
 
     epoch: int = 0  # complete epochs, evaluated and logged
-    batch: int = 0  # steps of the next epoch that are done
+    batch: int = 0  # steps of the next epoch that are done; all of them: it is to be evaluated
     loss_sum: float = 0.0  # of the training losses of these steps, each weighted with its images
     images: int = 0  # in these steps
     seconds: float = 0.0  # of these steps

@@ -1,12 +1,22 @@
 """What can go wrong with a run; each message says what was expected, what came, and what to do."""
 
+from onelip._mistake import Mistake
 
-class RecipeError(ValueError):
+
+class RecipeError(Mistake, ValueError):
     """A recipe that means nothing: an unknown field, a wrong type, a value out of range, another version."""
 
 
 class RunError(RuntimeError):
     """A run that cannot start, go on or be read. What was saved before stays."""
+
+
+class NoRun(Mistake, RunError):
+    """A path that holds no run."""
+
+
+class PlaceTaken(Mistake, RunError):
+    """A path to write to that something else has."""
 
 
 class CheckpointError(RunError):

@@ -15,7 +15,7 @@ from onelip._precision import full_precision
 from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins
 from onelip.data import to_float
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.constants import BY_CONSTRUCTION
+from onelip.training.constants import BY_CONSTRUCTION, Constants
 
 MODE = BY_CONSTRUCTION
 
@@ -97,6 +97,13 @@ def evaluate(
 
     per_class = {label: of(labels == label) for label in torch.unique(labels).tolist()}
     return Evaluation(of(torch.ones_like(labels, dtype=torch.bool)), total_loss, lipschitz, per_class, mode)
+
+
+def evaluate_with(
+    known: Constants, plain: nn.Module, images: Tensor, labels: Tensor, loss: OffsetCrossEntropy
+) -> Evaluation:
+    """`evaluate` with the constants of the network, whichever they are."""
+    return evaluate(plain, images, labels, lipschitz=known.total, pairs=known.pairs, mode=known.mode, loss=loss)
 
 
 @torch.no_grad()

@@ -24,8 +24,8 @@ from onelip.training.checkpoint import Position, check_same_data, load_checkpoin
 from onelip.training.constants import constants_of
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, use_threads
-from onelip.training.errors import Diverged, RunError, Stopped
-from onelip.training.evaluation import evaluate
+from onelip.training.errors import Diverged, RecipeError, RunError, Stopped
+from onelip.training.evaluation import evaluate_with
 from onelip.training.files import write_json
 from onelip.training.log import RunLog
 from onelip.training.objective import Objective
@@ -64,8 +64,12 @@ def train(
     Raises:
         Stopped: after SIGINT or SIGTERM, the run being saved.
         Diverged: when the loss or a weight is not finite any more, the last good checkpoint being kept.
+        RecipeError: when the recipe makes no sense, by itself or for these images.
         RunError: when the directory cannot be used.
     """
+    for name, value in (("save_minutes", save_minutes), ("save_steps", save_steps)):
+        if not value >= 0:  # a NaN neither
+            raise RecipeError(f"expected {name} of at least 0, got {value}")
     run = RunDirectory(Path(out))
     with listen() as wish, processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
@@ -163,9 +167,7 @@ def _train(
             return None
         plain = bake(model, forms=False)  # the faster one
         known = constants_of(model, plain, recipe, data.shape)
-        found = evaluate(
-            plain, used.test_images, used.test_labels, lipschitz=known.total, pairs=known.pairs, loss=mean_loss
-        )
+        found = evaluate_with(known, plain, used.test_images, used.test_labels, mean_loss)
         line = {
             "epoch": at.epoch + 1,
             "step": (at.epoch + 1) * len(loader),
@@ -189,15 +191,7 @@ def _train(
         known = constants_of(model, plain, recipe, data.shape, effort="high")
         results: dict[str, Any] = {}
         for name, part in (({"validation": used} if recipe.validation else {}) | {"test": data}).items():
-            found = evaluate(
-                plain,
-                part.test_images,
-                part.test_labels,
-                lipschitz=known.total,
-                pairs=known.pairs,
-                mode=known.mode,
-                loss=mean_loss,
-            )
+            found = evaluate_with(known, plain, part.test_images, part.test_labels, mean_loss)
             results[name] = {"data": data.name, "split": name, **found.to_json(data.class_names)}
         write_json(run.results, results)
         return results
@@ -264,15 +258,17 @@ def _train(
                 last_save = time.monotonic()
             clock = time.monotonic()
 
-        # The epoch's line of the log comes before the checkpoint: what is logged twice is trimmed, nothing is lost.
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             raise _diverged(run, f"expected finite weights after epoch {at.epoch + 1}, got NaN or infinity")
+        # Before the evaluation: a kill in it costs no steps. It is done again then; what is logged twice is trimmed.
+        save(at, data_state)
+        last_save = time.monotonic()
         if line := process.together(look, at):
             display.epoch(line)
         at = Position(epoch=at.epoch + 1)
-        save(at, generator.get_state())
-        last_save = time.monotonic()
-        display.pause(last_save - clock)
+        if at.epoch == recipe.epochs:  # nothing is left to do again
+            save(at, generator.get_state())
+        display.pause(time.monotonic() - clock)
 
     # The end: weights for others, and the test images.
     display.stop()

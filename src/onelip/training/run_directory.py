@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from onelip._version import __version__
-from onelip.training.errors import RecipeError, RunError
-from onelip.training.files import disk_error, read_json, write_json, write_whole
+from onelip.training.errors import NoRun, PlaceTaken, RecipeError, RunError
+from onelip.training.files import read_json, write_json, write_whole
+from onelip.training.lock import LOCK, locked
 from onelip.training.recipe import Recipe
 
 CONFIG_VERSION = 1
@@ -107,7 +108,7 @@ def read_config(run: RunDirectory) -> RunConfig:
     """The config of a run, checked."""
     if not run.config.is_file():
         what = "a directory without config.json" if run.path.is_dir() else "no directory"
-        raise RunError(f"{run.path}: expected the directory of a run, got {what}; begin one with onelip train --out")
+        raise NoRun(f"{run.path}: expected the directory of a run, got {what}; begin one with onelip train --out")
     content = read_json(run.config)
     version = content.get("version") if isinstance(content, dict) else None
     if version != CONFIG_VERSION:
@@ -134,33 +135,19 @@ def read_config(run: RunDirectory) -> RunConfig:
 def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
     """Make the directory of a new run, or take that of an old one, and keep other processes from writing there.
 
-    The lock ends with the process, however it ends. A command that is refused before it has written anything leaves no
-    directory behind.
+    A command that is refused before it has written anything leaves no directory behind.
     """
     if resume:
         recipe.check_continues(read_config(run).recipe)
     elif run.config.exists():
-        raise RunError(
+        raise PlaceTaken(
             f"{run.path}: expected a new directory, got one that holds a run; "
             f"go on with it by `{run.resume_command}`, or choose another --out"
         )
+    if run.path.is_file():
+        raise PlaceTaken(f"{run.path}: expected a directory, got a file; choose another --out")
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
-    try:
-        run.path.mkdir(parents=True, exist_ok=True)
-        handle = (run.path / ".lock").open("w")
-    except OSError as error:
-        raise disk_error(error, run.path) from error
-    with handle:
-        try:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # where files cannot be locked, nobody is kept away
-        except BlockingIOError as error:
-            raise RunError(
-                f"{run.path}: expected a run that stands still, got one that another process writes"
-            ) from error
+    with locked(run.path, "expected a run that stands still, got one that another process writes"):
         try:
             yield
         except BaseException:
@@ -170,10 +157,10 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
 
 def _remove_empty(directory: Path, made: list[Path]) -> None:
     """Remove the lock if nothing else is in the directory, and then the directories that were made for it."""
-    if [path.name for path in directory.iterdir()] != [".lock"]:
+    if [path.name for path in directory.iterdir()] != [LOCK]:
         return
     with suppress(OSError):  # others may have put something there meanwhile
-        (directory / ".lock").unlink()
+        (directory / LOCK).unlink()
         for path in made:
             path.rmdir()
 

@@ -1,0 +1,139 @@
+"""Exit codes over all verbs: 2 for a command that cannot be meant, 1 for a job that failed or an answer that is no.
+
+Every row also says what the user must read. A command without sense leaves nothing behind.
+"""
+
+import re
+
+import pytest
+from _runs import SMALL, call
+
+from onelip.training import train
+
+WRONG_COMMANDS = [
+    # Verbs and flags.
+    ("tarin", "did you mean 'train'"),
+    ("train --epoch 3", "--epochs"),
+    ("models --filtre x", "--filter"),
+    ("evaluate", "Required"),
+    ("data fecth", "did you mean 'fetch'"),
+    # Values.
+    ("train --epochs many", "many"),
+    ("train --epochs 0", "epochs"),
+    ("train --schedule stpes", "one-cycle"),
+    ("train --save-minutes -1", "save_minutes of at least 0"),
+    ("train --save-steps -1", "save_steps of at least 0"),
+    ("train --augment --hue 7", "hue between"),
+    ("train --device tpu", "expected a device"),
+    ("train --model-options width=3", "width to be even"),
+    ("train --method-options steps=0", "expected steps to be a whole number"),
+    ("train --method lmt --method-options radius=-1", "positive radius"),
+    ("train --model aol-std --data digits", "multiple of 32"),
+    ("evaluate RUN --device tpu", "expected a device"),
+    ("certify RUN --limit 0", "--limit of at least 1"),
+    ("certify RUN --batch-size 0", "--batch-size of at least 1"),
+    ("attack RUN --limit 0", "--limit of at least 1"),
+    ("attack RUN --steps 0", "--steps of at least 1"),
+    ("attack RUN --radius -1", "radii of at least 0"),
+    ("audit --model aol-small --image-size 30", "multiple of 4"),
+    ("audit --model aol-small --num-classes 0", "num_classes"),
+    ("audit torch.nn:Identity --input-shape x", "numbers such as 3,32,32"),
+    ("audit torch.nn:Identity --input-shape 3 --mean 0.5 --std 0", "above 0"),
+    ("audit torch.nn:Identity --input-shape 3 --require nan", "--require of at least 0"),
+    ("compare --methods aol --budget soon", "expected a budget"),
+    ("compare --methods aol --budget 1ep --model-options width=3", "width to be even"),
+    ("data fetch mnist --url there", "http or https address"),
+    ("demo --epochs 0", "expected epochs"),
+    # Names.
+    ("train --preset papr", "did you mean 'paper'"),
+    ("train --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
+    ("audit --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
+    ("compare --methods aol --budget 1ep --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
+    ("train --method caley", "did you mean 'cayley'"),
+    ("compare --methods aol,caley --budget 1ep", "did you mean 'cayley'"),
+    ("methods caley", "did you mean 'cayley'"),
+    ("models patchwise-tyni", "did you mean 'patchwise-tiny'"),
+    ("train --model-options wdth=8", "patch, convs, linears, got 'wdth'; did you mean 'width'?"),
+    ("train --model aol-dil --data digits --model-options dept=8", "did you mean 'depth'?"),
+    ("train --method-options sids=auto", "of aol among side, steps, learn_weights"),
+    ("train --method cayley --method-options lipshitz=1", "did you mean 'lipschitz'?"),
+    ("train --data digit", "did you mean 'digits'"),
+    ("evaluate RUN --data digit", "did you mean 'digits'"),
+    ("certify RUN --data digit", "did you mean 'digits'"),
+    ("compare --methods aol --budget 1ep --data digit", "did you mean 'digits'"),
+    ("data fetch cifar", "did you mean 'cifar10'"),
+    ("data fetch digits", "come with the package"),
+    ("audit no.such.package:net --input-shape 3", "expected package.module:name"),
+    ("audit torch.nn:Idenity --input-shape 3", "to have 'Idenity'"),
+    # Paths where nothing is, and paths that something else has.
+    ("train --resume nothing", "no directory"),
+    ("train --resume RUN --data nothing.npz", "where the run's data are"),
+    ("evaluate nothing", "no directory"),
+    ("certify nothing", "no directory"),
+    ("attack nothing", "no directory"),
+    ("audit nothing", "no directory"),
+    ("export nothing", "no directory"),
+    ("check nothing", "no such file"),
+    ("train --data nothing.npz", "no such file or folder"),
+    ("audit nothing.py:net --input-shape 3", "expected a file"),
+    ("certify RUN --image nothing.png", "expected a file for --image"),
+    ("attack RUN --certificate nothing", "expected a file for --certificate"),
+    ("export RUN --certificate nothing", "expected a file for --certificate"),
+    ("certify RUN --out nothing/c.json", "a directory that is there"),
+    ("attack RUN --out nothing/flips.npz", "a directory that is there"),
+    ("train --out RUN", "one that holds a run"),
+    ("train --out FILE", "expected a directory, got a file"),
+    ("compare --methods aol --budget 1ep --out FILE", "expected a directory, got a file"),
+    ("export RUN --format onnx --out RUN/model.onnx/", "expected a file name, got a directory"),
+    ("export RUN --out RUN/plain.safetensors", "--force"),
+    # Flags that contradict each other.
+    ("train --resume nothing --preset paper", "expected --resume or --preset, got both"),
+    ("train --resume RUN --out other", "expected --resume or --out, got both"),
+    ("train --resume RUN --lr 0.7", "expected the run's own --lr"),
+    ("certify RUN --mode real-arithmetic --out c.json", "--mode sound with --out"),
+    ("attack RUN --foolbox FMN --integers", "got both"),
+    ("audit", "a TARGET or --model"),
+    ("audit torch.nn:Identity", "expected --input-shape"),
+    ("export RUN --format hub --dtype float64", "no --dtype with --format hub"),
+]
+
+FAILED_JOBS = [
+    # The command is right: what it needs is not on this machine, or cannot be used.
+    ("train --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
+    ("evaluate RUN --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
+    ("train --data FILE", "got a file of another name"),
+    ("train --resume BROKEN", "the file is damaged"),
+    ("evaluate BROKEN", "the file is damaged"),
+    ("certify RUN --image FILE", "expected an image file"),
+    ("attack RUN --certificate FILE", "expected JSON"),
+    ("export RUN --certificate FILE", "expected a certificate"),
+    ("check FILE", "REJECTED"),
+    # The answer is no.
+    ("audit torch.nn:Softplus --input-shape 3", "NO PROOF"),
+    ("audit torch.nn:Identity --input-shape 3 --require 0.5", "Not proved"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """What the words in capitals stand for."""
+    root = tmp_path_factory.mktemp("places")
+    train(SMALL.replace(epochs=1), root / "run")
+    (root / "run" / "model.onnx").mkdir()
+    (root / "file").write_text("not what it should be")
+    (root / "empty").mkdir()
+    (root / "broken").mkdir()
+    (root / "broken" / "config.json").write_text("{")
+    return {name.upper(): str(root / name) for name in ("run", "file", "empty", "broken")}
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "code"), [(*row, 2) for row in WRONG_COMMANDS] + [(*row, 1) for row in FAILED_JOBS]
+)
+def test_exit_codes(capsys, tmp_path, monkeypatch, places, command, message, code):
+    monkeypatch.chdir(tmp_path)
+    words = [re.sub("^[A-Z]+", lambda found: places.get(found[0], found[0]), word) for word in command.split()]
+    got, out, err = call(capsys, *words)
+    assert message in re.sub(r"\s+", " ", out + err)  # tyro breaks lines
+    assert got == code
+    assert not list(tmp_path.iterdir())
