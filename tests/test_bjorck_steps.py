@@ -156,3 +156,20 @@ def test_bounds_on_gram_matrices():
             G = (M.T @ M)[None]
             norm = torch.linalg.matrix_norm(G, 2)
             assert norm * (1 - 1e-13) <= _bjorck_steps._bound(G) <= _bjorck_steps._simple_bound(G)
+
+
+@pytest.mark.parametrize("size", [1.4e-45, 1e-42, 1e-38, 1e-22, 1e23, 1e38])
+@pytest.mark.parametrize("steps", [1, 2, 12])
+def test_tall_matrices_of_any_size_are_bounded_and_have_derivatives(size, steps):
+    """The bounds of the norm take eighth powers: below 1e-41 those are out of the range of float64."""
+    M = torch.stack([torch.full((128, 64), size), size * torch.outer(torch.arange(128) % 3, torch.ones(64))])
+    norms = torch.linalg.matrix_norm(bjorck_steps(M, steps), 2)
+    assert bool((norms <= 1 + _bjorck_steps.excess_of_steps(128, 64)).all())
+    assert bool((norms > 0.4).all())
+    if 1e-38 <= size <= 1e23:
+        P = (size * randn(1, 12, 5)).float().requires_grad_()
+        exact = P.detach().double().requires_grad_()
+        weights = randn(1, 12, 5)
+        (gradient,) = torch.autograd.grad((bjorck_steps(P, steps) * weights).sum() * size, P)
+        (wanted,) = torch.autograd.grad((bjorck_steps(exact, steps) * weights).sum() * size, exact)
+        torch.testing.assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))

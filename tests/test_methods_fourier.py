@@ -186,6 +186,43 @@ def test_bro_keeps_its_sign_where_v_is_nothing_and_fewer_channels():
     assert torch.equal(layer.weight, torch.eye(4, **DOUBLE)[:2])
 
 
+def low_rank(rows, columns, noise, dtype=torch.float32):
+    return torch.ones(1, rows, columns, dtype=dtype) + noise * torch.randn(1, rows, columns, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("relative", [1e-5, 0.3])
+def test_derivatives_of_the_reflection(dtype, relative):
+    for V in (torch.randn(2, 4, 3, dtype=dtype), torch.zeros(1, 4, 3, dtype=dtype), low_rank(4, 2, 0.1, dtype)):
+        V.requires_grad_()
+        if bool(V.any()):  # where nothing is there, W is I, and all around it something else
+            assert torch.autograd.gradcheck(lambda V: bro._Reflection.apply(V, relative), V)
+            assert torch.autograd.gradgradcheck(lambda V: bro._Reflection.apply(V, relative), V)
+        else:
+            bro._Reflection.apply(V, relative)[0, 0].abs().sum().backward()
+            assert not V.grad.any()
+
+
+@pytest.mark.parametrize("relative", [1e-7, 1e-5])
+@pytest.mark.parametrize("noise", [0.0, 1e-3, 1.0])
+def test_bro_in_float32_is_what_it_is_in_float64(relative, noise):
+    """Nearly dependent columns: float32 would be wrong by tens of per cent, without a sign."""
+    V = low_rank(128, 64, noise).requires_grad_()
+    exact = V.detach().double().requires_grad_()
+    W, wanted = bro._Reflection.apply(V, relative), bro._reflected(exact, relative)[0]
+    torch.testing.assert_close(W.double(), wanted, rtol=0, atol=2e-3)
+    assert torch.linalg.matrix_norm(W, 2) <= 1 + 1e-3
+    weights = torch.randn(128, 128)
+    (W * weights).sum().backward()
+    (wanted * weights.double()).sum().backward()
+    assert float((V.grad - exact.grad).norm() / exact.grad.norm()) < 0.02
+    layer = bro.bro(nn.Linear(128, 128), rank=64, relative=relative).train()
+    with torch.no_grad():
+        original_of(layer).copy_(V)
+    jacobian = torch.func.jacrev(lambda bias: torch.func.functional_call(layer, {"bias": bias}, torch.ones(128)))
+    assert bool(jacobian(layer.bias.detach()).isfinite().all())  # traced: without a look at pivots
+
+
 # ---- LOT
 
 
@@ -242,6 +279,26 @@ def test_eco_of_even_kernels_and_other_channels():
 
 
 # ---- what they share
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("size", [3, 6])  # by waves (eco: both), and by transforms
+def test_compiled_without_a_break(method, size):
+    layer = method.apply(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), input_size=size)
+    x = torch.randn(2, 2, size, size)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_mapped_over_inputs_it_stays_what_it_was(method):
+    layer = first_layer(method).eval()
+    x = randn(3, 2, 2, 6, 6)
+    with torch.no_grad():
+        weights = {"bias": randn(3, 2)}
+        torch.func.vmap(lambda w, x: torch.func.functional_call(layer, w, x))(weights, x)
+        torch.testing.assert_close(copy.deepcopy(layer)(x[0]), layer(x[0]))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -17,7 +17,7 @@ from onelip.checker import check
 from onelip.export import NonFiniteWeight, export_onnx, save_plain
 from onelip.methods import bro, cayley, cpl, eco, lot, sandwich, sll
 from onelip.methods._frequencies import frequencies, real_waves
-from onelip.methods._periodic import _by_transforms, _by_waves
+from onelip.methods._period import Period
 from onelip.methods._plain_fourier import plain_periodic
 from onelip.methods._plain_relu import reflected
 from onelip.methods._potential import ConvexPotential
@@ -84,8 +84,8 @@ def test_any_matrices_give_what_the_transform_gives(size):
     expected = expected + bias.view(-1, *(1,) * len(size))
     plain = plain_periodic(M, bias, input_size=size, size=size)
     torch.testing.assert_close(plain(x), expected, rtol=0, atol=1e-13)
-    for by in (_by_waves, _by_transforms):
-        y = by(x, torch.view_as_complex(M), size) + bias.view(-1, *(1,) * len(size))
+    for by in (Period(size).by_waves, Period(size).by_transforms):
+        y = by(x, torch.view_as_complex(M)) + bias.view(-1, *(1,) * len(size))
         torch.testing.assert_close(y, expected, rtol=0, atol=1e-13)
     norms = torch.linalg.matrix_norm(torch.view_as_complex(M), 2)
     assert float(norms.max()) <= constant(plain) <= float(norms.max()) * (1 + 1e-8)

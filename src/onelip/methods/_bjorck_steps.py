@@ -43,6 +43,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from onelip._precision import full_precision
+from onelip._tracing import is_traced
 from onelip.gram._floats import normalizer
 
 Scaling = Literal["tight", "frobenius"]
@@ -106,8 +107,7 @@ def _steps_of_square(M: Tensor, steps: int, scaling: Scaling) -> Tensor:
 def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling, norm: float) -> Tensor:
     n = M.shape[-1]
     inner = widest_type(M) if n > _MOST_COLUMNS or n <= _FEW_COLUMNS else M.dtype
-    # In float64 the products of float32 numbers are in range as they are.
-    narrow = M if M.dtype.itemsize < widest_type(M).itemsize else of_moderate_size(M)
+    narrow = M if _is_moderate(M) else of_moderate_size(M)
     X = narrow.detach().to(widest_type(M))
     G = _Gram.apply(narrow, X)
     # What X is scaled by, and the result, multiplies small matrices: a pass over X costs as much as a product of those.
@@ -169,6 +169,16 @@ def of_moderate_size(M: Tensor) -> Tensor:
     """Each matrix of M (g, m, n) times the power of two that keeps its products in range; NaN if it is not finite."""
     empty = (M.detach() == 0).all(-1, keepdim=True).all(-2, keepdim=True)
     return M * torch.where(empty, 1.0, normalizer(M))
+
+
+def _is_moderate(M: Tensor) -> bool:
+    """Whether the size of each matrix is such that even eighth powers of it are in range of float64, and the derivative
+    in float32; false where nobody may look. It saves a pass over the matrices.
+    """
+    if not _may_look(M):
+        return False
+    size = M.detach().abs().amax((-2, -1))
+    return bool(((size >= 2.0**-20) & (size <= 2.0**20)).all())
 
 
 def widest_type(x: Tensor) -> torch.dtype:
@@ -310,7 +320,7 @@ class _Product(Function):
 
 def _may_look(x: Tensor) -> bool:
     """Whether values may decide what is computed: on a GPU that would wait for them, and a compiler cannot."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not is_traced(x)
 
 
 def _is_orthogonal(G: Tensor, dtype: torch.dtype) -> bool:

@@ -39,7 +39,7 @@ _LARGEST = {torch.float32: 3.0, torch.float64: 1.0}
 
 
 def skew_exponential(S: Tensor) -> Tensor:
-    """exp(S) for skew-Hermitian matrices (b, n, n), real or complex, to the precision of their type.
+    """exp(S) for skew-Hermitian matrices (b, n, n) of norm below 1000, real or complex, to their type's precision.
 
     Compilers and the transforms of torch.func meet torch.matrix_exp: how often to halve depends on the values.
 
@@ -80,9 +80,9 @@ class _SkewExponential(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         S, *saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is to be differentiated again
-            return torch.autograd.grad(torch.matrix_exp(S), S, gradients, create_graph=True)[0]
         with full_precision(S.device):
+            if torch.is_grad_enabled():  # it is to be differentiated again
+                return torch.autograd.grad(torch.matrix_exp(S), S, gradients, create_graph=True)[0]
             return _gradient(gradients[0], *saved)
 
 
@@ -91,12 +91,9 @@ def _gradient(G: Tensor, powers: Tensor, C: Tensor, *roots: Tensor) -> Tensor:
     B = _parts(powers)  # cheaper to make again than to keep
     for Q in reversed(roots):
         G = torch.baddbmm(torch.bmm(Q.mH, G), G, Q.mH)
-    to_B = G.new_empty(5, *G.shape)
-    to_B[1] = G
-    torch.bmm(G, C.mH, out=to_B[2])
-    torch.baddbmm(to_B[2], (B[2] + C).mH, G, out=to_B[3])
-    torch.bmm(to_B[3], B[4].mH, out=to_B[0])
-    torch.bmm(B[0].mH, to_B[3], out=to_B[4])
+    to_3 = torch.bmm(G, C.mH)
+    to_4 = torch.baddbmm(to_3, (B[2] + C).mH, G)
+    to_B = torch.stack([torch.bmm(to_4, B[4].mH), G, to_3, to_4, torch.bmm(B[0].mH, to_4)])
     one, two, three, six = _combined(tuple(zip(*_POWERS, strict=True)), to_B)
     A, A2, A3, _ = powers  # Note [Derivative]
     three = three - _twice_skew(torch.bmm(A3, _twice_hermitian(six) / 2))
@@ -126,11 +123,11 @@ def _combined(factors: tuple[tuple[float, ...], ...], parts: Tensor) -> Tensor:
 def _halvings(A6: Tensor) -> int:
     """How often to halve A so that ||A^6||_F^(1/6) is at most what the polynomial is made for.
 
-    NaN and infinity need none: they stay what they are.
+    What is not finite needs none: it stays what it is.
     """
     real = torch.view_as_real(A6) if A6.is_complex() else A6  # torch is slow with norms of complex numbers
-    largest = float(real.flatten(1).square().sum(1).max()) if len(A6) else 0.0
-    bound = largest ** (1 / 12) if math.isfinite(largest) else 0.0
+    sums = real.flatten(1).square().sum(1)
+    bound = float(torch.where(sums.isfinite(), sums, 0.0).max()) ** (1 / 12) if len(A6) else 0.0
     return max(0, math.ceil(math.log2(bound / _LARGEST[real.dtype]))) if bound > 0 else 0
 
 

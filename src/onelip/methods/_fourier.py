@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip._precision import full_precision
+from onelip._tracing import Constant, is_traced
 from onelip.geometry import Geometry
 from onelip.methods._bjorck_steps import of_moderate_size, widest_type
 from onelip.methods._frequencies import fourier_matrix
@@ -44,7 +45,6 @@ class Maker(nn.Module):
     """
 
     title = "orthogonal"
-    always_float64 = False
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Map(LipschitzParametrization):
     def _type(self, P: Tensor) -> torch.dtype:
         """Note [Precision]."""
         few = min(self.maker.rows, self.maker.columns) <= _FEW_COLUMNS
-        return widest_type(P) if few or not self.training or self.maker.always_float64 else working_type(P.dtype)
+        return widest_type(P) if few or not self.training else working_type(P.dtype)
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
@@ -153,11 +153,12 @@ class FrequencyMap(_Map):
         lipschitz: float = 1.0,
     ) -> None:
         super().__init__(geometry, weight_shape, maker, lipschitz=lipschitz)
-        self.size, self.shifts = size, shifts
+        self.size = size
+        self._waves = Constant(fourier_matrix(size, shifts))
         self._known: tuple[list[Tensor], Tensor] | None = None
 
     def forward(self, P: Tensor) -> Tensor:
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or P.is_meta:
+        if self.training or torch.is_grad_enabled() or is_traced(P):
             return self._matrices(P)
         # The numbers themselves are compared: a version counter does not see writes through `.data`.
         now = [P, *self.maker.parameters()]
@@ -169,7 +170,7 @@ class FrequencyMap(_Map):
         with full_precision(P.device):
             working_type(P.dtype)
             K = self.maker.prepare(P.to(self._type(P)).flatten(2)[None])[0]  # (m, n, taps)
-            waves = fourier_matrix(self.size, self.shifts, K)  # (2, frequencies, taps)
+            waves = self._waves.like(K)  # (2, frequencies, taps)
             parts = (waves.flatten(0, 1) @ K.flatten(0, 1).T).unflatten(0, (2, -1)).unflatten(2, K.shape[:2])
             Q = self.maker(torch.complex(parts[0], parts[1])) * self.lipschitz
             return torch.view_as_real(Q).to(P.dtype).contiguous()

@@ -54,11 +54,13 @@ def _mirror(f: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-i % n for i, n in zip(f, size, strict=True))
 
 
-def fourier_matrix(size: tuple[int, ...], shifts: tuple[tuple[int, ...], ...], like: Tensor) -> Tensor:
-    """Real and imaginary part of exp(2 pi i f s / n), (2, kept frequencies, taps); whole numbers are reduced first.
+def fourier_matrix(size: tuple[int, ...], shifts: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Real and imaginary part of exp(2 pi i f s / n) in float64, (2, kept frequencies, taps).
+
+    Whole numbers are reduced first.
 
     Example:
-        >>> fourier_matrix((4,), ((-1, 0, 1),), torch.zeros(1)).round().tolist()[1]
+        >>> fourier_matrix((4,), ((-1, 0, 1),)).round().tolist()[1]
         [[0.0, 0.0, 0.0], [-1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     """
     found = frequencies(size)
@@ -70,7 +72,7 @@ def fourier_matrix(size: tuple[int, ...], shifts: tuple[tuple[int, ...], ...], l
     angle = (2 * math.pi) * (turns % 1)
     sine = angle.sin()
     sine[torch.tensor(found.own_mirror)] = 0  # so it is, but for rounding
-    return torch.stack([angle.cos(), sine]).to(like)
+    return torch.stack([angle.cos(), sine])
 
 
 def real_waves(size: tuple[int, ...], seen: tuple[int, ...]) -> Tensor:
@@ -81,7 +83,7 @@ def real_waves(size: tuple[int, ...], seen: tuple[int, ...]) -> Tensor:
         >>> bool((Phi.T @ Phi - torch.eye(20)).abs().max() < 1e-14)
         True
     """
-    cosine, sine = fourier_matrix(size, tuple(tuple(range(n)) for n in seen), torch.zeros((), dtype=torch.float64))
+    cosine, sine = fourier_matrix(size, tuple(tuple(range(n)) for n in seen))
     weight = torch.where(torch.tensor(frequencies(size).own_mirror), 1.0, 2.0).double()
     scale = (weight / math.prod(size)).sqrt()
     return torch.stack([cosine, -sine], 1).mul(scale[:, None, None]).flatten(0, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onelip._precision import full_precision
 from onelip._tracing import is_traced
 
 _SAFE_ROWS = 64  # wrong results were seen from 151 rows on
@@ -18,17 +19,22 @@ _SAFE_ROWS = 64  # wrong results were seen from 151 rows on
 def inverse(A: Tensor) -> Tensor:
     """A^-1 for each of A (b, n, n); of singular ones whatever torch.linalg.inv_ex gives.
 
+    Compiled programs still take torch's way, which is right as long as nobody sets the number of threads.
+
     Example:
         >>> inverse(torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])).tolist()
         [[[0.5, 0.0], [0.0, 0.25]]]
     """
-    alone = A.device.type != "cpu" or torch.get_num_threads() == 1 or len(A) <= 1 or A.shape[-1] <= _SAFE_ROWS
-    if alone or is_traced(A):
+    if torch.compiler.is_compiling() or A.device.type != "cpu" or len(A) <= 1 or A.shape[-1] <= _SAFE_ROWS:
         return torch.linalg.inv_ex(A).inverse
-    return _OneByOne.apply(A)
+    if is_traced(A):
+        return torch.stack([torch.linalg.inv_ex(matrix).inverse for matrix in A])
+    return torch.linalg.inv_ex(A).inverse if torch.get_num_threads() == 1 else _OneByOne.apply(A)
 
 
 class _OneByOne(torch.autograd.Function):
+    """The loop, with the derivative of all of them in two products."""
+
     @staticmethod
     def forward(ctx: Any, A: Tensor) -> Tensor:
         X = torch.stack([torch.linalg.inv_ex(matrix).inverse for matrix in A])
@@ -38,4 +44,5 @@ class _OneByOne(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (X,) = ctx.saved_tensors
-        return -(X.mH @ gradients[0] @ X.mH)
+        with full_precision(X.device):
+            return -(X.mH @ gradients[0] @ X.mH)

@@ -4,7 +4,6 @@ Images that have to be larger are filled up with zeros, and cut afterwards; both
 pixels that lie some distance apart, are separate ones: to take them apart is an isometry.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.utils import parametrize
 from onelip._precision import full_precision
 from onelip.geometry import Geometry, UnsupportedLayer, _padding, geometry_of
 from onelip.methods._fourier import DenseMap, FrequencyMap, Maker
-from onelip.methods._frequencies import frequencies, real_waves
 from onelip.methods._parametrization import (
     attach,
     check_lipschitz,
@@ -24,47 +22,11 @@ from onelip.methods._parametrization import (
     weight_of,
     working_type,
 )
+from onelip.methods._period import Period
 from onelip.methods._plain_fourier import plain_periodic
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
 
 SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-# Up to this many pixels the waves are a matrix to multiply with: that is faster than transforms of so few.
-_FEW_PIXELS = 16
-
-
-def periodic(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
-    """x (batch, columns, *size) -> y (batch, rows, *size) by complex matrices (kept frequencies, rows, columns)."""
-    by = _by_waves if math.prod(size) <= _FEW_PIXELS else _by_transforms
-    return by(x, matrices, size)
-
-
-def _by_transforms(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
-    axes, found = tuple(range(2, 2 + len(size))), frequencies(size)
-    spectrum = torch.fft.rfftn(x, dim=axes)
-    at_each = spectrum.flatten(2).permute(2, 1, 0)  # (frequencies, columns, batch)
-    if not any(found.mirrored):
-        product = torch.bmm(matrices, at_each)
-    else:
-        product = torch.bmm(matrices, at_each[torch.tensor(found.place, device=x.device)])
-        product = product[torch.tensor(found.source, device=x.device)]
-        mirrored = torch.tensor(found.mirrored, device=x.device)[:, None, None]
-        product = torch.where(mirrored, product.conj(), product)
-    return torch.fft.irfftn(product.permute(2, 1, 0).unflatten(2, spectrum.shape[2:]), s=size, dim=axes)
-
-
-def _by_waves(x: Tensor, matrices: Tensor, size: tuple[int, ...]) -> Tensor:
-    """The same in real numbers, as in `onelip.methods._plain_fourier`, (1): three products of matrices."""
-    count, rows = matrices.shape[:2]
-    waves = real_waves(size, size).to(x)
-    pixels = x.flatten(2).mT  # (batch, pixels, columns)
-    spectrum = torch.matmul(waves, pixels).unflatten(1, (count, 2)).flatten(2)  # (batch, frequencies, 2 columns)
-    real, imaginary = matrices.real, matrices.imag
-    blocks = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
-    product = torch.bmm(spectrum.transpose(0, 1), blocks.mT).transpose(0, 1)  # (batch, frequencies, 2 rows)
-    y = torch.matmul(waves.T, product.reshape(len(x), 2 * count, rows))
-    return y.mT.unflatten(2, size)
 
 
 class FourierConv(LipschitzModule):
@@ -90,7 +52,7 @@ class FourierConv(LipschitzModule):
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
-        self.input_size, self.size = input_size, size
+        self.input_size, self.size, self.period = input_size, size, Period(size)
         self.spacing = spacing or (1,) * len(size)
         self.weight = nn.Parameter(layer.weight.detach(), layer.weight.requires_grad)
         self.bias = layer.bias
@@ -111,7 +73,7 @@ class FourierConv(LipschitzModule):
         missing = [p - n for p, n in zip(period, self.input_size, strict=True)]
         if any(missing):
             x = F.pad(x, [amount for m in reversed(missing) for amount in (0, m)])
-        y = self._together(periodic(self._apart(x), torch.view_as_complex(self.weight), self.size))
+        y = self._together(self.period(self._apart(x), torch.view_as_complex(self.weight)))
         for axis, n in enumerate(self.input_size):
             y = y.narrow(2 + axis, 0, n)
         return y

@@ -13,8 +13,8 @@ Guarantee: proved, with its rounding, for every V, e being a part of the mean of
 Note [Rounding]
     In evaluation all is computed in float64. That of Z is in `onelip.methods.cholesky`, Note [Rounding], for real
     matrices of twice the size: ||Z|| <= 1 + x. Then ||I - 2 Z* Z|| <= 2 (1 + x)^2 - 1 <= 1 + 5 x, however large V was,
-    and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows. In training wide layers are in
-    float32, unless e is too small for that, which the factorisation tells.
+    and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows. In training wide layers on a
+    CPU are in float32 where that suffices: the smallest pivot of the factorisation tells how many digits are lost.
 """
 
 import math
@@ -31,6 +31,9 @@ from onelip.methods._bjorck_steps import UNIT64, widest_type
 from onelip.methods._fourier import Maker
 from onelip.methods._method import Method
 from onelip.methods._periodic import SERVED, replaced
+
+# Pivots of float32 factors, as parts of the trace, from which on some four of seven digits are left.
+_SURE_PIVOT = 2.0**-14
 
 
 class BROMaker(Maker):
@@ -69,7 +72,10 @@ class BROMaker(Maker):
             P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
 
     def forward(self, M: Tensor) -> Tensor:
-        W = _reflected(M, self.relative)[0] if is_traced(M) else _Reflection.apply(M, self.relative)
+        if M.device.type == "cpu" and not is_traced(M):
+            W = _Reflection.apply(M, self.relative)
+        else:
+            W = _reflected(M.to(_wide(M)), self.relative)[0].to(M.dtype)
         return W[:, : self.rows, : self.columns]
 
     def excess(self) -> float:
@@ -77,11 +83,19 @@ class BROMaker(Maker):
         return 5 * of_factor + 8 * self.rank * self.channels**1.5 * UNIT64
 
 
-def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor]:
-    """W = I - 2 V (V* V + e I)^-1 V* (b, c, c), the factor C and Z = C^-1 V*; NaN where the factorisation fails."""
+def _wide(V: Tensor) -> torch.dtype:
+    return torch.promote_types(V.dtype, widest_type(V))
+
+
+def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W = I - 2 V (V* V + e I)^-1 V* (b, c, c), the factor C, Z = C^-1 V*, and C's smallest pivot as a part of ||V||^2.
+
+    NaN where the factorisation fails.
+    """
     S = V.mH @ V  # (b, rank, rank)
     eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-    mean = S.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    diagonal = S.diagonal(dim1=-2, dim2=-1).real
+    mean = diagonal.mean(-1)
     # Below this, products of what is there may have left the range: as nothing, which gives W = I.
     nothing = mean < torch.finfo(mean.dtype).tiny * 2.0**60
     V = torch.where(nothing[:, None, None], 0.0, V)
@@ -90,7 +104,9 @@ def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor]:
     C, failed = torch.linalg.cholesky_ex(S + shift[:, None, None] * eye)
     Z = torch.linalg.solve_triangular(C, V.mH, upper=False)  # (b, rank, c)
     Z = torch.where((failed == 0)[:, None, None], Z, torch.nan)
-    return torch.eye(V.shape[-2], dtype=S.dtype, device=S.device) - 2 * Z.mH @ Z, C, Z
+    W = torch.eye(V.shape[-2], dtype=S.dtype, device=S.device) - 2 * Z.mH @ Z
+    pivots = C.detach().diagonal(dim1=-2, dim2=-1).real.square().amin(-1)
+    return W, C, Z, torch.where(nothing, 1.0, pivots / diagonal.detach().sum(-1))
 
 
 class _Reflection(torch.autograd.Function):
@@ -103,28 +119,30 @@ class _Reflection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, V: Tensor, relative: float) -> Tensor:
-        W, C, Z = _reflected(V, relative)
-        wide = torch.promote_types(V.dtype, widest_type(V))
-        if wide != V.dtype and bool(Z.isnan().any()):  # e is too small for float32, or V is NaN
-            W, C, Z = (part.to(V.dtype) for part in _reflected(V.to(wide), relative))
+        used = V
+        W, C, Z, pivot = _reflected(V, relative)
+        if V.dtype != _wide(V) and not bool((pivot >= _SURE_PIVOT).all()):
+            used = V.to(_wide(V))
+            W, C, Z, _ = _reflected(used, relative)
         ctx.relative = relative
-        ctx.save_for_backward(V, C, Z)
-        return W
+        ctx.save_for_backward(V, used, C, Z)
+        return W.to(V.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        V, C, Z = ctx.saved_tensors
+        V, used, C, Z = ctx.saved_tensors
         (G,) = gradients
-        if torch.is_grad_enabled():  # it is to be differentiated again
-            W = _reflected(V, ctx.relative)[0]
-            return torch.autograd.grad(W, V, G, create_graph=True)[0], None
         with full_precision(V.device):
+            if torch.is_grad_enabled():  # it is to be differentiated again
+                W = _reflected(V.to(used.dtype), ctx.relative)[0].to(V.dtype)
+                return torch.autograd.grad(W, V, G, create_graph=True)[0], None
+            G = G.to(used.dtype)
             Y = torch.linalg.solve_triangular(C.mH, Z, upper=True)
             K = (G + G.mH) @ Y.mH
             B = Y @ K
-            diagonal = B.diagonal(dim1=-2, dim2=-1)
-            diagonal += ctx.relative * diagonal.real.mean(-1, keepdim=True)
-            return torch.baddbmm(K, V, B, beta=-2, alpha=2), None
+            mean = B.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+            B = B + (ctx.relative * mean)[:, None, None] * torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
+            return torch.baddbmm(K, used, B, beta=-2, alpha=2).to(V.dtype), None
 
 
 def bro(

@@ -36,7 +36,8 @@ from onelip.methods._parametrization import (
     weight_of,
     working_type,
 )
-from onelip.methods._periodic import SERVED, check_periodic, periodic, stored_norm
+from onelip.methods._period import Period
+from onelip.methods._periodic import SERVED, check_periodic, stored_norm
 from onelip.methods._plain_relu import plain_by_frequency, plain_dense
 from onelip.methods.cayley import CayleyMaker
 from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
@@ -65,6 +66,7 @@ class Sandwich(LipschitzModule):
         self.outputs, self.inputs, self.hidden = weight.shape[0], weight.shape[1], hidden
         self.axes = weight.dim() - 2
         self.input_size = input_size
+        self.period = Period(input_size) if input_size else None
         self.lipschitz = check_lipschitz(lipschitz, weight.dtype)
         taps = weight.shape[2:] if input_size else ()
         P = torch.empty(hidden, self.outputs + self.inputs, *taps, dtype=weight.dtype, device=weight.device)
@@ -83,7 +85,7 @@ class Sandwich(LipschitzModule):
                 f"expected an input with {self.inputs} channels{self._sized()}, got shape {tuple(x.shape)}; make the "
                 "layer anew for your input, with input_size where it is a convolution"
             )
-        y = self._by_frequency(x) if self.input_size else self._dense(x)
+        y = self._dense(x) if self.period is None else self._by_frequency(x, self.period)
         return y * (math.sqrt(2) * self.lipschitz)
 
     def _dense(self, x: Tensor) -> Tensor:
@@ -93,13 +95,13 @@ class Sandwich(LipschitzModule):
         h = F.relu(linear(x * math.sqrt(2), B.reshape(*B.shape, *ones), self.bias))
         return linear(h, A.T.reshape(self.outputs, self.hidden, *ones))
 
-    def _by_frequency(self, x: Tensor) -> Tensor:
+    def _by_frequency(self, x: Tensor, period: Period) -> Tensor:
         with full_precision(x.device):
             A, B = torch.view_as_complex(self.weight).split([self.outputs, self.inputs], 2)
-            h = periodic(x.to(working_type(x.dtype)) * math.sqrt(2), B, self.input_size)
+            h = period(x.to(working_type(x.dtype)) * math.sqrt(2), B)
             if self.bias is not None:
                 h = h + self.bias.reshape(-1, *(1 for _ in self.input_size))
-            return periodic(F.relu(h), A.mH, self.input_size).to(x.dtype)
+            return period(F.relu(h), A.mH).to(x.dtype)
 
     @property
     def lipschitz_constant(self) -> float:
