@@ -67,7 +67,7 @@ class ConvexPotential(LipschitzModule):
             step = F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
         else:
             step = self._adjoint(F.relu(self._convolution(x, V)), V)
-        y = torch.sub(x, step, alpha=2)  # one pass over memory; to double is exact
+        y = torch.add(x, step, alpha=-2)  # one pass over memory, and one for the derivative; to double is exact
         return y if self.lipschitz == 1 else y * self.lipschitz
 
     @property
