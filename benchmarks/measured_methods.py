@@ -3,7 +3,8 @@
     python benchmarks/measured_methods.py
 
 Cost, accuracy, the proved constant and singular values come from results/compare_digits.json (trained networks),
-train = eval from results/train_eval.json.
+train = eval from results/train_eval.json; steps of AOL-Small from results/methods_batch32.json, layers against public
+ones from results/public_layers.json.
 """
 
 import json
@@ -17,21 +18,41 @@ from onelip.compare.table import rounded_up
 from onelip.methods._registry import METHODS
 
 DOCUMENT = RESULTS.parent / "docs" / "methods.md"
-BEGIN, END = "<!-- measured -->\n", "<!-- end of measured -->\n"
 HEADINGS = ("method", "step", "memory", "train - eval", "largest s", "mean s", "proved L", "accuracy", "CRA 36/255")
 
 
 def main() -> None:
     document = DOCUMENT.read_text()
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"expected {DOCUMENT} to have {BEGIN.strip()} and {END.strip()}")
-    DOCUMENT.write_text(f"{before}{BEGIN}{table()}\n{END}{after}")
-    print(table())
+    for name, table in (("measured", measured()), ("steps", steps()), ("layers", layers())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        if document.count(begin) != 1 or document.count(end) != 1:
+            raise SystemExit(f"expected {DOCUMENT} to have {begin.strip()} and {end.strip()} once each")
+        before, _, rest = document.partition(begin)
+        document = before + begin + table + "\n" + end + rest.partition(end)[2]
+        print(table)
+    DOCUMENT.write_text(document)
 
 
-def table() -> str:
+def layers() -> str:
+    """Layers of ours against public ones."""
+    lines = ["| method | layer | theirs | theirs / ours |", "|---|---|---|---|"]
+    for row in json.loads((RESULTS / "public_layers.json").read_text())["rows"]:
+        ratio = shown(row["theirs / ours"], "{:.2f}")
+        lines.append(f"| `{row['method']}` | {row['layer']} | {row['theirs']} | {ratio} |")
+    return "\n".join(lines)
+
+
+def steps() -> str:
+    """Training steps of AOL-Small."""
+    lines = ["| method | to the limit | to usual plain | memory |", "|---|---|---|---|"]
+    for name, row in rows_of(RESULTS / "methods_batch32.json").items():
+        cells = [shown(row[key], "{:.3g}") for key in ("to limit", "to usual plain", "memory")]
+        lines.append(f"| `{name}` | " + (row["failed"].partition(":")[2].strip() or " | ".join(cells)) + " |")
+    return "\n".join(lines)
+
+
+def measured() -> str:
+    """The small network of the digits."""
     apart, trained = rows_of(RESULTS / "train_eval.json"), rows_of(RESULTS / "compare_digits.json")
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     for name in METHODS:
