@@ -56,7 +56,7 @@ def up_root(x: Fraction | int) -> Fraction:
 
 
 def gamma(n: int) -> Fraction:
-    """n roundings in a row, or in a tree, are off by at most this factor; n is below 2^29 here."""
+    """n roundings in a row, or in a tree, are off by at most this factor; n is far below 2^53 here."""
     return n * U / (1 - n * U)
 
 

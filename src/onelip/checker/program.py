@@ -132,7 +132,7 @@ def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fractio
     largest, or the sum times a factor.
     """
     op, take, K = node["op"], np.array(node["take"]), len(node["take"])
-    m = int(np.bincount(take.ravel() + 1, minlength=2)[1:].max())  # at most so many windows hold one pixel
+    m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
     reduced = {"stack": lambda v: v, "max": lambda v: v.max(axis=1), "sum": lambda v: v.sum(axis=1) * float(scale)}[op]
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -158,8 +158,8 @@ def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensor
     if op == "join":  # all entries, one input after the other, cut or filled up with zeros to those of the new shape
 
         def run(*xs: np.ndarray) -> np.ndarray:
-            flat = np.concatenate([x.reshape(-1, x.shape[-1]) for x in xs])[: math.prod(node["shape"])]
-            return np.pad(flat, [(0, math.prod(node["shape"]) - len(flat)), (0, 0)]).reshape(*node["shape"], -1)
+            flat, n = np.concatenate([x.reshape(-1, x.shape[-1]) for x in xs]), math.prod(node["shape"])
+            return np.pad(flat[:n], [(0, max(0, n - len(flat))), (0, 0)]).reshape(*node["shape"], -1)
 
         return Rule(run)
     if op == "sort":  # groups of equal size along the axis
