@@ -96,12 +96,12 @@ def test_cholesky_believes_no_factor(monkeypatch):
     """The factor is a guess: with a wrong one, or one of another matrix, the residual says no."""
     W = np.eye(3)
     whole, e = norms.to_integers(W)
-    assert norms.is_bounded(Fraction(2), whole, e, W)
+    assert norms.is_bounded(Fraction(2), whole, e)
     monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.eye(3) * 2.0**-30)
-    assert not norms.is_bounded(Fraction(2), whole, e, W)
+    assert not norms.is_bounded(Fraction(2), whole, e)
     almost = 1 - Fraction(1, 2**20)
     monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.sqrt(np.maximum(guess, 0.0) + np.eye(3) * 2.0**-60))
-    assert not norms.is_bounded(almost, whole, e, W)
+    assert not norms.is_bounded(almost, whole, e)
 
 
 def test_zero_and_other_kinds(tmp_path):

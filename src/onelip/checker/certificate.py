@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .norms import ZERO, below, up_root
+from .program import Told
 from .proof import Head, Node, prove_head, prove_nodes, radius_of
 from .reading import Rejected, agree, fit, in_hex, need, parse_json, read, read_tensors
 
@@ -30,7 +30,6 @@ ARITHMETIC = (
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
 KEYS = "format version onelip created statement arithmetic weights config images preprocessing nodes head results"
 Say = Callable[[str], None]
-Told = dict[str, Any]
 Found = list[tuple[int, list[Fraction], Fraction]]  # class, logits, radius of each image
 
 
@@ -69,8 +68,7 @@ def check_results(told: Told, head: Head, cap: Fraction) -> tuple[Found, Told]:
     if {*labels} != {None}:
         need(labels and None not in labels, "results: expected one or more, and labels for all of them or for none")
         fit(told["summary"], "count certified accuracy cra", "summary, ")
-        radii = [*told["summary"]["cra"]] if type(told["summary"]["cra"]) is dict else None
-        fit({"radii": radii}, "radii", "summary, ")
+        radii = told["summary"]["cra"]
         right = [radius if y == label else -1 for (y, _, radius), label in zip(found, labels, strict=True)]
         share = {r: sum(radius >= Fraction(r) for radius in right) / len(right) for r in ("0", *radii)}
         summary |= {"accuracy": share["0"], "cra": {r: share[r] for r in radii}}

@@ -125,19 +125,18 @@ def schur(kernel: dict[Any, Any], q: list[int], steps: int) -> Fraction:
     return max(Fraction(sum(sums), n) for sums, n in zip(each, q, strict=True))
 
 
-def is_bounded(square: Fraction, whole: np.ndarray, e: int, floats: np.ndarray) -> bool:
-    """Whether W^T W <= square for W = 2^e whole = floats, by cholesky with r = 2^-32 square."""
-    r, n = square / 2**32, floats.shape[1]
-    scale = int(np.frexp(np.abs(floats).max())[1])
-    w = np.ldexp(floats, -scale)
+def is_bounded(square: Fraction, whole: np.ndarray, e: int) -> bool:
+    """Whether W^T W <= square for W = 2^e whole, by cholesky with r = 2^-32 square."""
+    r, n, bits = square / 2**32, whole.shape[1], int(np.abs(whole).max()).bit_length()
+    w, f = (whole / 2**bits).astype(float), e + bits  # W = 2^f w
     try:  # R is a guess; the residual decides
-        R = np.linalg.cholesky(float((square - r) / Fraction(4) ** scale) * np.eye(n) - w.T @ w).T
+        R = np.linalg.cholesky(float((square - r) / Fraction(4) ** f) * np.eye(n) - w.T @ w).T
     except (np.linalg.LinAlgError, OverflowError):
         return False
     bits = 52 - int(np.frexp(np.abs(R).max())[1])
-    R = matrix(np.rint(np.ldexp(R, bits)).astype(np.int64))
-    unit = min(e, scale - bits)
-    both = matrix(whole.T) * matrix(whole) * 4 ** (e - unit) + R.transpose() * R * 4 ** (scale - bits - unit)
+    R, f = matrix(np.rint(np.ldexp(R, bits)).astype(np.int64)), f - bits
+    unit = min(e, f)
+    both = matrix(whole.T) * matrix(whole) * 4 ** (e - unit) + R.transpose() * R * 4 ** (f - unit)
     # In units of 4^unit; what is rounded down here makes the claim only stronger.
     wanted, allowed = (math.floor(x / Fraction(4) ** unit) for x in (square - r, r))
     return max(row_sums(both - matrix(np.eye(n, dtype=int)) * wanted, [1] * n)) <= allowed
@@ -157,9 +156,7 @@ def square_of(bound: Any, layer: Any, whole: np.ndarray, e: int) -> Fraction:
             square = up_root(square)
     else:
         need(len(taps) == steps == 1 and not scale, "bound: cholesky is for kernels of one tap, without steps")
-        (parts,), (floats,) = taps.values(), kernels(layer.weight, layer, bound["side"]).values()
-        square = Fraction(bound["square"])
-        proved = all(not m.any() or is_bounded(square, m, e, f) for m, f in zip(parts, floats, strict=True))
-        need(proved, "bound: the square is not proved")
+        square, (parts,) = Fraction(bound["square"]), taps.values()
+        need(all(not m.any() or is_bounded(square, m, e) for m in parts), "bound: the square is not proved")
     agree(bound, {"square": f"{square.numerator}/{square.denominator}"}, "bound, ")
     return square

@@ -59,9 +59,9 @@ def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -
     need(len(told) >= 2, "nodes: expected two or more")
     nodes: list[Node] = []
     for i, node in enumerate(told):
-        op = node.get("op") if type(node) is dict else None
-        where = f"node {i} ({op!s:.40})"
-        need(type(op) is str and op in KINDS, f"{where}: no rule for it; of a newer version?")
+        op = str(node.get("op") if type(node) is dict else None)
+        where = f"node {i} ({op:.40})"
+        need(op in KINDS, f"{where}: no rule for it; of a newer version?")
         try:
             fit(node, f"op inputs place shape lipschitz norm error {KINDS[op]}", "")
             nodes.append(prove(node, nodes, tensors))

@@ -63,7 +63,11 @@ VALUES: list[tuple[str, str, Test]] = [
     ("square", "a fraction", like("[0-9]{1,4000}/[1-9][0-9]{0,3999}")),
     ("factor", "a finite float.hex()", like(HEX)),
     ("logits", "a finite float.hex() each", some(like(HEX))),
-    ("radii", "radii as 36/255, at most 1000", lambda v: some(like(RADIUS))(v) and len(v) <= 1000),
+    (
+        "cra",
+        "shares by radii as 36/255, at most 1000",
+        lambda v: type(v) is dict and len(v) <= 1000 and all(map(like(RADIUS), v)),
+    ),
     ("nodes results", "a list", some(lambda v: True)),
 ]
 FORMS = {key: (words, test) for keys, words, test in VALUES for key in keys.split()}
