@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, up_root
+from _certificates import Builder, U, text, up_root
 from _certified_networks import change, dyadic, everything, files, no_head, pixels, quiet, rejected, scale, small
 
 from onelip.checker import Rejected, check, norms
@@ -192,6 +192,39 @@ def test_no_pairs_with_groups_or_positions(tmp_path):
     rejected(files(net, tmp_path), "one output position, one group")
 
 
+def test_no_pairs_of_what_is_computed_after_the_last_layer(tmp_path):
+    """A join of that layer alone is all that may follow; also if the tables are those of its rows."""
+    net = no_head()
+    rejected(files(net, tmp_path), "not the linear map that gives the logits")
+    net = Builder((6,))
+    net.concat(net.map(dyadic(2, 6), dyadic(2)), net.map(dyadic(2, 6), at=0))
+    net.head["rows"] = np.append(net.head["rows"], net.head["rows"], 0)
+    rejected(files(net, tmp_path), "not the linear map that gives the logits")
+
+
+@pytest.mark.parametrize("given", [{"padding": [[1, 1]]}, {"padding": [[2, 1]], "dilation": [2]}])
+def test_pairs_of_a_transposed_layer(given, tmp_path):
+    net = Builder((3, 2))
+    net.map(dyadic(3, 4, 2), dyadic(4), transposed=True, **given)
+    net.exact("join", (4,), np.ravel)
+    check(files(net, tmp_path), images=tmp_path / "images.npy")
+
+
+def test_logits_have_one_axis(tmp_path):
+    net = Builder((2, 1))
+    net.map(dyadic(2, 2, 1))
+    net.exact("join", (2,), np.ravel)
+    for shape in ([2, 1], [1, 2], [1]):
+        path = files(net, tmp_path, edit=change("nodes", 2, "shape", to=shape))
+        rejected(path, "expected 2 to 4096 logits, got shape")
+
+
+def test_one_number_for_all_pairs_is_that_of_the_last_node(tmp_path):
+    net = small()
+    scale(net, 0.7)
+    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
+
+
 def test_circular_padding_that_repeats_outputs(tmp_path):
     net = Builder((2, 4))
     net.map(dyadic(2, 2, 3), padding=[[2, 1]], mode="circular")
@@ -202,10 +235,11 @@ def test_circular_padding_that_repeats_outputs(tmp_path):
 
 @pytest.mark.parametrize(("mean", "std"), [(0.5, 2.0**-501), (0.5, 0.0), (0.5, -1.0), (2.0**500, 1.0)])
 def test_normalisation_out_of_range(mean, std, tmp_path):
+    """One of them is enough."""
     net = small()
-    index = net.normalize([mean] * 3, [abs(std) or 1.0] * 3)
+    index = net.normalize([0.5, 0.5, mean], [1.0, 1.0, abs(std) or 1.0])
     name = net.nodes[index]["std"]
-    net.tensors[name] = (np.full(3, std), "F64")
+    net.tensors[name] = (np.array([1.0, 1.0, std]), "F64")
     with np.errstate(all="ignore"):
         rejected(files(net, tmp_path, pairs=False), "expected .mean. < 2.500 and a std")
 
@@ -262,18 +296,28 @@ def test_entries_may_be_cut_and_filled_up_but_not_the_rows_of_logits(tmp_path):
     rejected(files(net, tmp_path), "head: some logits are no rows")
 
 
+TAKES = [
+    ("stack", [[0, 1, 1]], 2),
+    ("stack", [[0, 1], [-1, 2], [1, -1]], 2),
+    ("max", [[0, 0], [1, -1]], 2),
+    ("sum", [[0, 0], [1, -1], [-1, 0]], 3),
+]
+
+
 def test_a_pixel_in_several_windows_counts_as_often(tmp_path):
     """Also twice in one window, and if the second time is in a list of its own."""
-    for op, take, m in (("stack", [[0, 1, 1]], 2), ("stack", [[0], [0], [2]], 2), ("max", [[0, 0], [1, -1]], 2)):
-        for factor in (up_root(Fraction(m)), Fraction(1)):
+    for op, take, m in TAKES:
+        K = len(take)
+        for factor in (up_root(Fraction(m * (K if op == "sum" else 1))), Fraction(1)):
             net = Builder((2, 3))
-            shape = (2 * len(take) if op == "stack" else 2, len(take[0]))
+            shape = (2 * K if op == "stack" else 2, len(take[0]))
 
             def run(x, take=take, op=op, shape=shape):
                 wide = np.append(x, np.full((2, 1), -np.inf if op == "max" else 0.0), 1)[:, np.array(take)]
-                return (wide.max(1) if op == "max" else wide).reshape(shape)
+                return (wide.max(1) if op == "max" else wide.sum(1) if op == "sum" else wide).reshape(shape)
 
-            net.scaled(op, shape, run, factor, take=take)
+            terms = {"rounding": (K + 4) * U / (1 - (K + 4) * U), "underflow": K + 2, "factor": text(1.0)}
+            net.scaled(op, shape, run, factor, take=take, **(terms if op == "sum" else {}))
             net.exact("join", (int(np.prod(shape)),), np.ravel)
             net.map(dyadic(2, int(np.prod(shape))))
             path = files(net, tmp_path)
