@@ -104,7 +104,7 @@ CHANGES = {
     ),
     "count": (change("summary", "count", to=4), "summary: expected .*.count.: 3, .* got .*.count.: 4"),
     "cra": (change("summary", "cra", "36/255", by=lambda v: v + 0.125), "summary: expected .*36/255"),
-    "cra radius": (change("summary", "cra", "0x1/2", to=1.0), "summary, cra: expected shares by radii as"),
+    "cra radius": (change("summary", "cra", "0x1/2", to=1.0), "summary, cra: expected at most 1000 radii as 36/255"),
     "accuracy": (change("summary", "accuracy", to=0.9), "summary: expected .*accuracy"),
     "preprocessing": (change("preprocessing", "divide_by", to=1), "preprocessing: expected .*255.*, got .*1"),
     "dtype": (
@@ -183,7 +183,7 @@ CHANGES = {
     "many logits": (pad_logits, "head: expected 2 to 4096 logits"),
     "many radii": (
         change("summary", "cra", to=dict.fromkeys(map(str, range(1001)), 0.0)),
-        "shares by radii as 36/255, at most 1000",
+        "summary, cra: expected at most 1000 radii",
     ),
     "no cra": (lambda content: content["summary"].pop("cra"), "summary, cra is missing"),
     "place": (change("nodes", 2, "place", to=1), "node 2 .*place: expected a text"),

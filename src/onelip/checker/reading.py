@@ -42,7 +42,7 @@ def some(test: Test) -> Test:
 
 
 HEX = "-?0x(0[.]0p[+]0|0[.][0-9a-f]{13}p-1022|1[.][0-9a-f]{13}p[+-](0|[1-9][0-9]{0,2}|10[01][0-9]|102[0-3]))"
-RADIUS = "[0-9]{1,9}(/[1-9][0-9]{0,8})?"
+RADIUS = like("[0-9]{1,9}(/[1-9][0-9]{0,8})?")
 VALUES: list[tuple[str, str, Test]] = [
     ("onelip created source sha256 dtype op place weight mean std", "a text", like("(?s:.*)")),
     ("file", "a relative path", like("(?s:([^/].*)?)")),
@@ -63,11 +63,7 @@ VALUES: list[tuple[str, str, Test]] = [
     ("square", "a fraction", like("[0-9]{1,4000}/[1-9][0-9]{0,3999}")),
     ("factor", "a finite float.hex()", like(HEX)),
     ("logits", "a finite float.hex() each", some(like(HEX))),
-    (
-        "cra",
-        "shares by radii as 36/255, at most 1000",
-        lambda v: type(v) is dict and len(v) <= 1000 and all(map(like(RADIUS), v)),
-    ),
+    ("cra", "at most 1000 radii as 36/255", lambda v: type(v) is dict and len(v) <= 1000 and all(map(RADIUS, v))),
     ("nodes results", "a list", some(lambda v: True)),
 ]
 FORMS = {key: (words, test) for keys, words, test in VALUES for key in keys.split()}
