@@ -104,6 +104,22 @@ def test_cholesky_believes_no_factor(monkeypatch):
     assert not norms.is_bounded(almost, whole, e)
 
 
+def test_every_row_and_every_group_is_bounded(tmp_path, monkeypatch):
+    """Of a matrix whose other rows fit; of a layer whose other group does."""
+    weight = np.append(dyadic(2, 2, 1), 2 * dyadic(2, 2, 1), 0)
+    for group, good in ((0, False), (1, True)):
+        largest = np.linalg.norm(weight[2 * group : 2 * group + 2, :, 0], 2)
+        net = Builder((4, 1))
+        claim = Fraction(float(largest)) ** 2 * (1 + Fraction(1, 2**28))
+        net.map(weight, groups=2, kind="cholesky", square=lambda _, claim=claim: claim)
+        net.exact("join", (4,), np.ravel)
+        path = files(net, tmp_path, pairs=False)
+        check(path) if good else rejected(path, "not proved")
+    monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.sqrt(np.maximum(guess, 0.0)))
+    for entries, good in (([0.5, 0.5, 2.0], False), ([2.0, 0.5, 0.5], False), ([0.5, 0.5, 0.5], True)):
+        assert norms.is_bounded(Fraction(1), *norms.to_integers(np.diag(entries))) == good
+
+
 def test_zero_and_other_kinds(tmp_path):
     net = Builder((6,))
     net.map(dyadic(6, 6), square=lambda _: Fraction(0))
