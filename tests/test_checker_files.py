@@ -157,9 +157,9 @@ def test_images(tmp_path):
 def test_images_out_of_range(tmp_path):
     net = small()
     for value in (1.5, -0.5, np.nan):
-        path = files(net, tmp_path, images=np.full((1, 6), value) if value == value else np.zeros((1, 6)))
+        path = files(net, tmp_path, images=np.array([[0.5] * 5 + [value if value == value else 0.0]]))
         if value != value:
-            np.save(tmp_path / "images.npy", bad := np.full((1, 6), np.nan))
+            np.save(tmp_path / "images.npy", bad := np.array([[0.5] * 5 + [np.nan]]))
             content = json.loads(path.read_text())
             content["images"]["sha256"] = hashlib.sha256(bad.tobytes()).hexdigest()
             path.write_text(json.dumps(sealed(content)))
@@ -226,6 +226,24 @@ def test_margins_are_compared_more_closely_than_logits(pairs, tmp_path):
     path = files(net, tmp_path, pairs=pairs)
     assert loss < 0.98 * 2 * max(allowed)
     rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
+
+
+@pytest.mark.parametrize(("share", "good"), [(1.9, True), (2.2, False)])
+def test_all_logits_moved_alike(share, good, tmp_path):
+    """No margin tells; two runs are apart by twice the error at most."""
+    net = small()
+    shift = share * float(net.states[-1][3])
+
+    class Liar(Builder):
+        def logits(self, x):
+            return super().logits(x) + shift
+
+    net.__class__ = Liar
+    path = files(net, tmp_path, pairs=False)
+    if good:
+        assert check(path, images=tmp_path / "images.npy")["logits_checked"]
+    else:
+        rejected(path, "more than rounding explains", images=tmp_path / "images.npy")
 
 
 def test_files_without_end(tmp_path, monkeypatch):
