@@ -158,7 +158,8 @@ class Builder:
 
     def _add(self, op, inputs, shape, numbers, run, **settings):
         names = dict(zip(("lipschitz", "norm", "error"), map(text, numbers), strict=True))
-        self.nodes.append({"op": op, "inputs": list(inputs), "shape": list(shape), **settings, **names})
+        place = {"place": "", "shape": list(shape)}
+        self.nodes.append({"op": op, "inputs": list(inputs), **place, **settings, **names})
         self.states.append((tuple(shape), *numbers))
         self.runs.append(run)
         return len(self.nodes) - 1
@@ -193,7 +194,7 @@ class Builder:
         phases = [
             min(s // math.gcd(s, d), k) for s, d, k in zip(stride, settings["dilation"], weight.shape[2:], strict=True)
         ]
-        bound = {"kind": kind, "side": side, "steps": steps}
+        bound = {"kind": kind, "side": side, "steps": steps, "scale": []}
         if kind == "schur":
             first, second = weight.shape[0] // groups, weight.shape[1] * math.prod(phases)
             columns = second if (side == "inputs") != transposed else first
@@ -211,10 +212,8 @@ class Builder:
             ) / Fraction(64) ** (2**steps)
             for _ in range(steps - 1):
                 value = up_root(value)
-        elif kind == "cholesky":
-            value = Fraction(float(np.linalg.norm(J, 2)) ** 2) * (1 + Fraction(1, 2**28))
         else:
-            value = Fraction(0)
+            value = Fraction(float(np.linalg.norm(J, 2)) ** 2) * (1 + Fraction(1, 2**28))
         square = value if square is None else square(value)
         bound["square"] = f"{square.numerator}/{square.denominator}"
         sigma = up_root(square)
@@ -235,7 +234,9 @@ class Builder:
         )
         numbers = up(sigma * L), up(sigma * norm + self.term("bias in norm", B)), up(off)
         names = {"weight": self._tensor(weight), "bias": None if bias is None else self._tensor(bias)}
-        extra = settings if axes else {}
+        padding, around = settings["padding"], settings["mode"] == "circular"
+        extra = {key: settings[key] for key in ("stride", "dilation", "groups", "transposed")}
+        extra |= {"offset": [p[0] for p in padding], "circular": [around and sum(p) > 0 for p in padding]}
         spread = 0.0 if bias is None else np.repeat(bias, math.prod(out[1:]))
         self.head = {
             "P": at,
@@ -246,9 +247,8 @@ class Builder:
         }
         known = {"sigma": text(sigma), "absolute": text(A), "bias_norm": text(B), "bound": bound}
         self.true_norm = float(np.linalg.norm(J, 2)), float(sigma)
-        op = "conv" if axes else "linear"
         where = self._add(
-            op, [at], out, numbers, lambda x: (J @ x.ravel() + spread).reshape(out), **names, **extra, **known
+            "affine", [at], out, numbers, lambda x: (J @ x.ravel() + spread).reshape(out), **names, **extra, **known
         )
         self.head["node"] = where
         return where
@@ -257,11 +257,11 @@ class Builder:
         at %= len(self.nodes)
         return self._add(op, [at], shape, self.states[at][1:], run, **settings)
 
-    def scaled(self, op, shape, run, factor, /, *, rounding=0, underflow=0, at=-1, **settings):
+    def scaled(self, op, shape, run, by, /, *, rounding=0, underflow=0, at=-1, **settings):
         """Nodes with a factor on all three numbers, and a relative and an absolute rounding on the last."""
         at %= len(self.nodes)
         _, L, norm, error = self.states[at]
-        factor = Fraction(1) if self.without(f"{op} factor") else factor
+        factor = Fraction(1) if self.without(f"{op} factor") else by
         off = self.term(f"{op} rounding", rounding * factor * (norm + error))
         off += self.term(f"{op} underflow", underflow * ETA * math.prod(shape))
         numbers = up(factor * L), up(factor * norm), up(factor * error + off)
@@ -270,14 +270,14 @@ class Builder:
     def add(self, i, j):
         (shape, *one), (_, *two) = self.states[i], self.states[j]
         L, n, e = (a + b for a, b in zip(one, two, strict=True))
-        off = e + self.term("sum rounding", U * (n + e)) + self.term("sum underflow", ETA * math.prod(shape))
+        off = e + self.term("add rounding", U * (n + e)) + self.term("add underflow", ETA * math.prod(shape))
         return self._add("add", [i, j], shape, (up(L), up(n), up(off)), lambda x, y: x + y)
 
     def concat(self, *nodes):
         shapes = [self.states[i][0] for i in nodes]
         numbers = [up_root(sum(self.states[i][k] ** 2 for i in nodes)) for k in (1, 2, 3)]
         shape = (sum(s[0] for s in shapes), *shapes[0][1:])
-        return self._add("concat", nodes, shape, numbers, lambda *xs: np.concatenate(xs))
+        return self._add("join", nodes, shape, numbers, lambda *xs: np.concatenate(xs))
 
     def normalize(self, mean, std):
         shape, L, norm, error = self.states[-1]
@@ -303,7 +303,8 @@ class Builder:
             root = up_root(Fraction(2))
             slope = up(root * self.states[-1][1])
             loss = up(self.term("output error", 2 * root * self.states[-1][3]))
-            tables = {"distance": None, "rounding": None}
+            apart = [[text(0 if y == j else root) for j in range(K)] for y in range(K)]
+            tables = {"distance": apart, "rounding": [text(0)] * K}
             return {"node": None, **tables}, [[slope] * K] * K, [[loss] * K] * K
         h = self.head
         _, L, norm, error = self.states[h["P"]]
@@ -332,7 +333,6 @@ class Builder:
         head, slope, loss = self._head(pairs)
         K = len(slope)
         zeroed = [[[t[y][j] if y != j else Fraction(0) for j in range(K)] for y in range(K)] for t in (slope, loss)]
-        head |= {"pairs": pairs, "classes": K}
         head |= {n: [list(map(text, r)) for r in t] for n, t in zip(("slope", "loss"), zeroed, strict=True)}
         cap = below(up_root(Fraction(self.entries)))
         divisor = 255 if images.dtype == np.uint8 else 1
@@ -352,21 +352,19 @@ class Builder:
                 {"index": i, "label": None if labels is None else int(labels[i]), "class": y}
                 | {"logits": list(map(text, logits)), "radius": text(radius), "pixels": pixels}
             )
-        shape, _, norm, error = self.states[0]
         digest = hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
         return {
             "format": "onelip certificate",
-            "version": 1,
+            "version": 2,
             "onelip": "0",
             "created": "2026-01-01T00:00:00Z",
             "statement": STATEMENT,
             "arithmetic": ARITHMETIC,
             "weights": {"file": "plain.safetensors", "sha256": ""},
             "config": {"file": "config.json", "sha256": ""},
-            "images": {"source": "made", "file": None, "sha256": digest, "dtype": str(images.dtype)}
+            "images": {"source": "made", "file": "", "sha256": digest, "dtype": str(images.dtype)}
             | {"count": len(images), "shape": list(images.shape[1:])},
             "preprocessing": {"divide_by": divisor},
-            "input": {"shape": list(shape), "norm": text(norm), "error": text(error)},
             "nodes": self.nodes,
             "head": head,
             "results": results,

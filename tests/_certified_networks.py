@@ -24,14 +24,21 @@ def maxmin(x):
     return np.concatenate([np.maximum(a, b), np.minimum(a, b)])
 
 
+def windows(sizes, starts, reach):
+    """By place in the window: the pixel of each window, row-major; -1 beyond the border."""
+    number = np.pad(np.arange(math.prod(sizes)).reshape(sizes), 9, constant_values=-1)
+    spots = [np.stack(np.meshgrid(*each, indexing="ij"), -1).reshape(-1, len(sizes)) for each in (starts, reach)]
+    return [[int(number[tuple(start + step + 9)]) for start in spots[0]] for step in spots[1]]
+
+
 def avg_pool(net, scale=0.75):
     """Windows of 2 x 2 without overlap: row sums 4 scale, column sums scale."""
     c, h, w = net.states[-1][0]
     n = 8 * U / (1 - 8 * U)
-    sizes = {"kernel": [2, 2], "stride": [2, 2], "scale": text(scale)}
+    pixels = windows((h, w), (range(0, h, 2), range(0, w, 2)), (range(2), range(2)))
     pool = lambda x: x.reshape(c, h // 2, 2, w // 2, 2).sum((2, 4)) * scale  # noqa: E731
-    factor = Fraction(2 * scale)
-    return net.scaled("avg_pool", (c, h // 2, w // 2), pool, factor, rounding=n, underflow=6, **sizes)
+    settings = {"take": pixels, "factor": text(scale)}
+    return net.scaled("sum", (c, h // 2, w // 2), pool, Fraction(2 * scale), rounding=n, underflow=6, **settings)
 
 
 def max_pool(net):
@@ -42,8 +49,8 @@ def max_pool(net):
         x = np.pad(x, [(0, 0), (1, 1), (1, 1)], constant_values=-np.inf)
         return np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2)).max((3, 4))
 
-    sizes = {"kernel": [3, 3], "stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
-    return net.scaled("max_pool", shape, pool, Fraction(3), **sizes)
+    pixels = windows(shape[1:], [range(-1, n - 1) for n in shape[1:]], (range(3), range(3)))
+    return net.scaled("max", shape, pool, Fraction(3), take=pixels)
 
 
 def scale(net, factor):
@@ -58,9 +65,12 @@ def potential(net, weight, bias=None, **given):
     shape, L, norm, error = net.states[-1]
     net.map(weight, bias, **given)
     node, (out, *_), _ = net.nodes.pop(), net.states.pop(), net.runs.pop()
-    same = ("stride", "padding", "dilation", "groups", "mode", "transposed", "output_padding")
+    same = ("stride", "dilation", "offset", "circular", "groups", "transposed")
     settings = {key: node[key] for key in same}
-    J, _ = jacobian(np.asarray(weight, float), shape, **settings)
+    axes = np.ndim(weight) - 2
+    plain = {"stride": [1] * axes, "padding": [[0, 0]] * axes, "dilation": [1] * axes} | given
+    plain = {key: v for key, v in plain.items() if key not in ("kind", "side", "steps")}
+    J, _ = jacobian(np.asarray(weight, float), shape, **plain)
     spread = 0.0 if bias is None else np.repeat(bias, math.prod(out[1:]))
     sigma, A, B = (Fraction(float.fromhex(node[key])) for key in ("sigma", "absolute", "bias_norm"))
     first, second, *taps = np.shape(weight)
@@ -89,33 +99,33 @@ def everything(drop=()):
     net = Builder((4, 4, 4), drop)
     net.normalize([0.5, 0.25, 0.125, 0.75], [0.5, 0.3, 0.25, 1.0])
     net.map(dyadic(4, 4, 3, 3), dyadic(4, seed=1), padding=[[1, 1], [1, 1]], steps=2)
-    net.exact("maxmin", (4, 4, 4), maxmin, axis=0)
+    net.exact("sort", (4, 4, 4), maxmin, axis=0, group_size=2)
     max_pool(net)
     a = avg_pool(net)
     b = net.map(dyadic(4, 4, 1, 1), dyadic(4, seed=2), kind="cholesky")
     c = net.add(a, b)
     scale(net, -0.4)
     net.concat(c, len(net.nodes) - 1)
-    net.exact("flatten", (32,), np.ravel)
+    net.exact("join", (32,), np.ravel)
     net.map(dyadic(8, 32), dyadic(8, seed=3), kind="cholesky", side="outputs")
     net.exact("relu", (8,), lambda x: np.maximum(x, 0))
     net.map(dyadic(4, 8), dyadic(4, seed=4))
-    net.exact("first_channels", (3,), lambda x: x[:3], count=3)
+    net.exact("join", (3,), lambda x: x[:3])
     return net
 
 
 def quiet(drop=()):
     """Zero weights: only the underflow terms are left, so that each of them shows; and no slope, so the cap does."""
     net = Builder((4,), drop)
-    net.map(np.zeros((4, 4)), kind="zero")
+    net.map(np.zeros((4, 4)))
     net.normalize([0.0] * 4, [0.5] * 4)
-    net.exact("reshape", (1, 2, 2), lambda x: x.reshape(1, 2, 2))
+    net.exact("join", (1, 2, 2), lambda x: x.reshape(1, 2, 2))
     avg_pool(net)
-    net.exact("flatten", (1,), np.ravel)
+    net.exact("join", (1,), np.ravel)
     scale(net, 0.5)
     net.add(len(net.nodes) - 1, len(net.nodes) - 1)
     net.map(np.ones((2, 1)) / 64)
-    net.map(np.zeros((3, 2)), [0.5, -0.25, 0.0], kind="zero")
+    net.map(np.zeros((3, 2)), [0.5, -0.25, 0.0])
     return net
 
 
@@ -129,7 +139,7 @@ def no_head(drop=()):
 def small(drop=()):
     net = Builder((6,), drop)
     net.map(dyadic(4, 6), dyadic(4), kind="cholesky", side="outputs")
-    net.exact("maxmin", (4,), maxmin, axis=0)
+    net.exact("sort", (4,), maxmin, axis=0, group_size=2)
     net.map(dyadic(3, 4), dyadic(3), steps=2)
     return net
 

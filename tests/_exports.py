@@ -39,9 +39,9 @@ def make_certificate(path: Path, run: RunDirectory, **changes: object) -> Path:
               (("weights", run.plain), ("config", run.config))}  # fmt: skip
     content = {
         "format": "onelip certificate",
-        "version": 1,
+        "version": 2,
         **hashes,
-        "nodes": [{"op": "input", "lipschitz": "0x1p+0"}, {"op": "linear", "lipschitz": (1 + 2**-20).hex()}],
+        "nodes": [{"op": "input", "lipschitz": "0x1p+0"}, {"op": "affine", "lipschitz": (1 + 2**-20).hex()}],
         "summary": {"count": 3, "certified": 2, "cra": {"36/255": 0.5}},
         **changes,
     }

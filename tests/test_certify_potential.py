@@ -202,10 +202,9 @@ def test_certified_with_the_constant_one_and_checked(verb, mode, proof, tmp_path
     verdict = check_file(path, images=tmp_path / "images.npy")
     assert (verdict["certified"], verdict["lipschitz"]) == (3, found.constant)
     content = json.loads(path.read_text())
-    other = {"zeros": "circular", "circular": "zeros"}
     for node in content["nodes"]:
         if node["op"] == "potential":
-            node["mode"] = other[node["mode"]]
+            node["circular"] = [not around for around in node["circular"]]
     path.write_text(json.dumps(sealed(content)))
     with pytest.raises(Rejected, match="more than rounding explains"):
         check_file(path, images=tmp_path / "images.npy")

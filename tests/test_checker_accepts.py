@@ -62,7 +62,7 @@ def test_convolutions(conv, size, tmp_path):
     norm, proved = net.true_norm
     assert norm <= proved * (1 + 1e-14)
     n = math.prod(net.states[-1][0])
-    net.exact("flatten", (n,), np.ravel)
+    net.exact("join", (n,), np.ravel)
     net.map(dyadic(2, n), kind="cholesky", side="outputs")
     check(files(net, tmp_path), images=tmp_path / "images.npy")
     assert turned == net.nodes[1]["transposed"]
@@ -73,7 +73,7 @@ def test_other_numbers_of_axes(axes, tmp_path):
     net = Builder((2, *(3,) * axes))
     net.map(dyadic(3, 2, *(2,) * axes), dyadic(3), stride=[2] * axes, padding=[[1, 0]] * axes, side="outputs")
     n = math.prod(net.states[-1][0])
-    net.exact("flatten", (n,), np.ravel)
+    net.exact("join", (n,), np.ravel)
     net.map(dyadic(2, n))
     check(files(net, tmp_path), images=tmp_path / "images.npy")
 
@@ -81,23 +81,23 @@ def test_other_numbers_of_axes(axes, tmp_path):
 def test_moving_nodes(tmp_path):
     net = Builder((2, 4, 4))
     unshuffled = lambda x: x.reshape(2, 2, 2, 2, 2).transpose(0, 2, 4, 1, 3).reshape(8, 2, 2)  # noqa: E731
-    net.exact("concatenate", (8, 2, 2), unshuffled, kernel=[2, 2])
-    net.exact("pad_channels", (9, 2, 2), lambda x: np.pad(x, [(0, 1), (0, 0), (0, 0)]), count=9)
+    net.exact("stack", (8, 2, 2), unshuffled, take=[[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]])
+    net.exact("join", (9, 2, 2), lambda x: np.pad(x, [(0, 1), (0, 0), (0, 0)]))
     sort = lambda x: -np.sort(-x.reshape(3, 3, 2, 2), axis=0).reshape(9, 2, 2)  # noqa: E731
-    net.exact("groupsort", (9, 2, 2), sort, axis=0, group_size=3)
-    net.exact("identity", (9, 2, 2), lambda x: x)
-    net.exact("maxmin", (9, 2, 2), lambda x: np.sort(x, axis=2)[:, :, ::-1], axis=2)
+    net.exact("sort", (9, 2, 2), sort, axis=0, group_size=3)
+    net.exact("join", (9, 2, 2), lambda x: x)
+    net.exact("sort", (9, 2, 2), lambda x: np.sort(x, axis=2)[:, :, ::-1], axis=2, group_size=2)
     net.map(dyadic(2, 9, 2, 2), dyadic(2))
-    net.exact("reshape", (2,), np.ravel)
+    net.exact("join", (2,), np.ravel)
     check(files(net, tmp_path), images=tmp_path / "images.npy")
 
 
 def test_dilated_max_pool(tmp_path):
     """With stride 2 and dilation 2 both taps read a pixel."""
     net = Builder((2, 6))
-    sizes = {"kernel": [2], "stride": [2], "padding": [0], "dilation": [2]}
-    net.scaled("max_pool", (2, 2), lambda x: np.maximum(x[:, :-2:2], x[:, 2::2]), up_root(Fraction(2)), **sizes)
-    net.exact("flatten", (4,), np.ravel)
+    pixels = [[0, 2], [2, 4]]
+    net.scaled("max", (2, 2), lambda x: np.maximum(x[:, :-2:2], x[:, 2::2]), up_root(Fraction(2)), take=pixels)
+    net.exact("join", (4,), np.ravel)
     net.map(dyadic(2, 4))
     check(files(net, tmp_path), images=tmp_path / "images.npy")
 

@@ -59,7 +59,7 @@ def test_verb(tmp_path, capsys):
     assert run([str(path), "--images", str(tmp_path / "images.npy")]) == 0
     said = capsys.readouterr()
     assert "ACCEPTED: 3 of 3" in said.out
-    assert "node 2 (maxmin)" in said.err
+    assert "node 2 (sort)" in said.err
     assert run([str(path), "--json", "--quiet"]) == 3
     assert json.loads(capsys.readouterr().out)["logits_checked"] is False
     assert run([str(tmp_path / "none.json"), "--quiet"]) == 2

@@ -7,12 +7,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, up_root
+from _certificates import Builder, U, text, up_root
 from _certified_networks import change, dyadic, everything, files, no_head, pixels, quiet, rejected, scale, small
 
 from onelip.checker import Rejected, check, norms
-from onelip.checker.layers import Map
-from onelip.checker.reading import Part
+from onelip.checker.program import Layer
 
 EVERYTHING = {
     "domain": r"node 0 .*norm",
@@ -25,10 +24,10 @@ EVERYTHING = {
     "product rounding": r"node 2 .*error",
     "bias rounding": r"node 2 .*error",
     "bias in norm": r"node 2 .*norm",
-    "max_pool factor": r"node 4 .*lipschitz",
-    "avg_pool factor": r"node 5 .*lipschitz",
-    "avg_pool rounding": r"node 5 .*error",
-    "sum rounding": r"node 7 .*error",
+    "max factor": r"node 4 .*lipschitz",
+    "sum factor": r"node 5 .*lipschitz",
+    "sum rounding": r"node 5 .*error",
+    "add rounding": r"node 7 .*error",
     "scale rounding": r"node 8 .*error",
     "scale factor": r"node 8 .*lipschitz",
     "head product": r"head, rounding",
@@ -41,9 +40,9 @@ EVERYTHING = {
 QUIET = {
     "underflow": r"node 1 .*error",
     "normalize underflow": r"node 2 .*error",
-    "avg_pool underflow": r"node 4 .*error",
+    "sum underflow": r"node 4 .*error",
     "scale underflow": r"node 6 .*error",
-    "sum underflow": r"node 7 .*error",
+    "add underflow": r"node 7 .*error",
     "error in rounding": r"node 8 .*error",
     "head underflow": r"head, rounding",
     "cap": r"result 0, radius",
@@ -63,7 +62,7 @@ def test_every_term_of_the_writer_is_left_out_once(tmp_path):
     for net in nets:
         net.build(pixels(net.states[0][0]), pairs=net is not nets[2])
     # A factor of 1 is no change in the last two of them; "max_pool" neither rounds nor underflows.
-    named = {term for net in nets for term in net.used} - {"max_pool rounding", "max_pool underflow"}
+    named = {term for net in nets for term in net.used} - {"max rounding", "max underflow"}
     assert named == {term for _, term, _ in DROPPED}
 
 
@@ -97,27 +96,45 @@ def test_cholesky_believes_no_factor(monkeypatch):
     """The factor is a guess: with a wrong one, or one of another matrix, the residual says no."""
     W = np.eye(3)
     whole, e = norms.to_integers(W)
-    assert norms.is_bounded(Fraction(2), whole, e, W)
+    assert norms.is_bounded(Fraction(2), whole, e)
     monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.eye(3) * 2.0**-30)
-    assert not norms.is_bounded(Fraction(2), whole, e, W)
+    assert not norms.is_bounded(Fraction(2), whole, e)
     almost = 1 - Fraction(1, 2**20)
     monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.sqrt(np.maximum(guess, 0.0) + np.eye(3) * 2.0**-60))
-    assert not norms.is_bounded(almost, whole, e, W)
+    assert not norms.is_bounded(almost, whole, e)
+
+
+def test_every_row_and_every_group_is_bounded(tmp_path, monkeypatch):
+    """Of a matrix whose other rows fit; of a layer whose other group does."""
+    weight = np.append(dyadic(2, 2, 1), 2 * dyadic(2, 2, 1), 0)
+    for group, good in ((0, False), (1, True)):
+        largest = np.linalg.norm(weight[2 * group : 2 * group + 2, :, 0], 2)
+        net = Builder((4, 1))
+        claim = Fraction(float(largest)) ** 2 * (1 + Fraction(1, 2**28))
+        net.map(weight, groups=2, kind="cholesky", square=lambda _, claim=claim: claim)
+        net.exact("join", (4,), np.ravel)
+        path = files(net, tmp_path, pairs=False)
+        check(path) if good else rejected(path, "not proved")
+    monkeypatch.setattr(np.linalg, "cholesky", lambda guess: np.sqrt(np.maximum(guess, 0.0)))
+    for entries, good in (([0.5, 0.5, 2.0], False), ([2.0, 0.5, 0.5], False), ([0.5, 0.5, 0.5], True)):
+        assert norms.is_bounded(Fraction(1), *norms.to_integers(np.diag(entries))) == good
 
 
 def test_zero_and_other_kinds(tmp_path):
     net = Builder((6,))
-    net.map(dyadic(6, 6), kind="zero")
+    net.map(dyadic(6, 6), square=lambda _: Fraction(0))
     net.map(dyadic(2, 6))
-    rejected(files(net, tmp_path), "expected weights to be zero")
+    rejected(files(net, tmp_path), "node 1 .*bound, square: expected")
     net = Builder((2, 3, 3))
     net.map(dyadic(2, 2, 3, 3), kind="cholesky")
-    net.exact("flatten", (2,), np.ravel)
+    net.exact("join", (2,), np.ravel)
     rejected(files(net, tmp_path), "one tap")
 
 
-def square_of(bound, square, layer):
-    bound = Part(bound | {"square": f"{square.numerator}/{square.denominator}"}, "bound")
+def square_of(bound, square, W):
+    node = {"weight": "w", "bias": None, "groups": 1, "transposed": False}
+    layer = Layer(node | {key: [] for key in ("stride", "dilation", "offset", "circular")}, [], [], {"w": W})
+    bound = bound | {"square": f"{square.numerator}/{square.denominator}"}
     return norms.square_of(bound, layer, *norms.to_integers(layer.weight))
 
 
@@ -125,23 +142,23 @@ def test_extreme_weights(tmp_path):
     """Products that under- and overflow float64 are exact here."""
     tiny = np.array([[4.5e-23] + [2.6e-23] * 5] * 2, np.float32).astype(float) * 2.0**-900
     for W in (tiny, np.ldexp(tiny.T, 1300), np.array([[2.0**-1074, 1.0], [2.0**480, 0.0]])):
-        layer = Map(W[None], np.zeros(len(W)), False, False, (), (), (), (), W.shape[1], (len(W),))
         q = [1] * W.shape[1]
         G = [[sum(Fraction(a) * Fraction(b) for a, b in zip(x, y, strict=True)) for x in W.T] for y in W.T]
         square = max(sum(map(abs, row)) for row in G)
         bound = {"kind": "schur", "side": "inputs", "steps": 1, "scale": [q]}
-        assert square_of(bound, square, layer) == square
+        assert square_of(bound, square, W) == square
         with pytest.raises(Rejected, match="square: expected"):
-            square_of(bound, square + 1, layer)
-        assert square_of({"kind": "cholesky", "side": "inputs", "steps": 1}, square * 2, layer) == square * 2
+            square_of(bound, square + 1, W)
+        bound = {"kind": "cholesky", "side": "inputs", "steps": 1, "scale": []}
+        assert square_of(bound, square * 2, W) == square * 2
 
 
-@pytest.mark.parametrize("kind", ["schur", "cholesky", "zero"])
-def test_steps(kind):
-    """The powers of the Gram operator end at (W^T W)^8; the other kinds have none."""
-    W = np.zeros((2, 2)) if kind == "zero" else np.array([[0.5, 0.25], [0.0, 0.5]])
-    layer = Map(W[None], np.zeros(2), False, False, (), (), [], (), 2, (2,))
-    bound = {"kind": kind, "side": "inputs"} | ({"scale": [[2, 3]]} if kind == "schur" else {})
+@pytest.mark.parametrize("weights", ["some", "none"])
+@pytest.mark.parametrize("kind", ["schur", "cholesky"])
+def test_steps(kind, weights):
+    """The powers of the Gram operator end at (W^T W)^8; the other kind has none."""
+    W = np.zeros((2, 2)) if weights == "none" else np.array([[0.5, 0.25], [0.0, 0.5]])
+    bound = {"kind": kind, "side": "inputs", "scale": [[2, 3]] if kind == "schur" else []}
     gram = [[Fraction(float(v)) for v in row] for row in W.T @ W]
     last, square = 4 if kind == "schur" else 1, Fraction(0)
     for steps in range(1, last + 1):
@@ -151,11 +168,11 @@ def test_steps(kind):
         square = max(sums)
         for _ in range(steps - 1):
             square = up_root(square)
-        assert square_of(bound | {"steps": steps}, square, layer) == square >= np.linalg.norm(W, 2) ** 2 * (1 - 1e-14)
+        assert square_of(bound | {"steps": steps}, square, W) == square >= np.linalg.norm(W, 2) ** 2 * (1 - 1e-14)
         gram = [[sum(a * b for a, b in zip(x, y, strict=True)) for x in gram] for y in gram]  # it is symmetric
     for steps in (last + 1, 0, -1):
-        with pytest.raises(Rejected, match=f"steps: expected an integer from 1 to {last}"):
-            square_of(bound | {"steps": steps}, square, layer)
+        with pytest.raises(Rejected, match=r"steps: expected an integer from 1 to 4|one tap, without steps"):
+            square_of(bound | {"steps": steps}, square, W)
 
 
 def test_witnesses_of_four_and_five_steps(tmp_path):
@@ -174,7 +191,7 @@ def test_no_pairs_around_a_circle(tmp_path):
     """Three taps fold onto the one pixel: the row is longer than its taps."""
     net = Builder((2, 1))
     net.map(dyadic(2, 2, 3), dyadic(2), padding=[[1, 1]], mode="circular")
-    net.exact("flatten", (2,), np.ravel)
+    net.exact("join", (2,), np.ravel)
     rejected(files(net, tmp_path), "zero padding")
     check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
 
@@ -182,29 +199,63 @@ def test_no_pairs_around_a_circle(tmp_path):
 def test_no_pairs_with_groups_or_positions(tmp_path):
     net = Builder((2, 1))
     net.map(dyadic(2, 1, 1), groups=2)
-    net.exact("flatten", (2,), np.ravel)
+    net.exact("join", (2,), np.ravel)
     rejected(files(net, tmp_path), "one output position, one group")
     net = Builder((1, 2))
     net.map(dyadic(2, 1, 1))
-    net.exact("flatten", (4,), np.ravel)
-    net.exact("first_channels", (2,), lambda x: x[:2], count=2)
+    net.exact("join", (4,), np.ravel)
+    net.exact("join", (2,), lambda x: x[:2])
     rejected(files(net, tmp_path), "one output position, one group")
+
+
+def test_no_pairs_of_what_is_computed_after_the_last_layer(tmp_path):
+    """A join of that layer alone is all that may follow; also if the tables are those of its rows."""
+    net = no_head()
+    rejected(files(net, tmp_path), "not the linear map that gives the logits")
+    net = Builder((6,))
+    net.concat(net.map(dyadic(2, 6), dyadic(2)), net.map(dyadic(2, 6), at=0))
+    net.head["rows"] = np.append(net.head["rows"], net.head["rows"], 0)
+    rejected(files(net, tmp_path), "not the linear map that gives the logits")
+
+
+@pytest.mark.parametrize("given", [{"padding": [[1, 1]]}, {"padding": [[2, 1]], "dilation": [2]}])
+def test_pairs_of_a_transposed_layer(given, tmp_path):
+    net = Builder((3, 2))
+    net.map(dyadic(3, 4, 2), dyadic(4), transposed=True, **given)
+    net.exact("join", (4,), np.ravel)
+    check(files(net, tmp_path), images=tmp_path / "images.npy")
+
+
+def test_logits_have_one_axis(tmp_path):
+    net = Builder((2, 1))
+    net.map(dyadic(2, 2, 1))
+    net.exact("join", (2,), np.ravel)
+    for shape in ([2, 1], [1, 2], [1]):
+        path = files(net, tmp_path, edit=change("nodes", 2, "shape", to=shape))
+        rejected(path, "expected 2 to 4096 logits, got shape")
+
+
+def test_one_number_for_all_pairs_is_that_of_the_last_node(tmp_path):
+    net = small()
+    scale(net, 0.7)
+    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
 
 
 def test_circular_padding_that_repeats_outputs(tmp_path):
     net = Builder((2, 4))
     net.map(dyadic(2, 2, 3), padding=[[2, 1]], mode="circular")
-    net.exact("flatten", (10,), np.ravel)
+    net.exact("join", (10,), np.ravel)
     net.map(dyadic(2, 10), kind="cholesky", side="outputs")
-    rejected(files(net, tmp_path), "circular padding is too wide")
+    rejected(files(net, tmp_path), "more than once around the circle")
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.5, 2.0**-501), (0.5, 0.0), (0.5, -1.0), (2.0**500, 1.0)])
 def test_normalisation_out_of_range(mean, std, tmp_path):
+    """One of them is enough."""
     net = small()
-    index = net.normalize([mean] * 3, [abs(std) or 1.0] * 3)
+    index = net.normalize([0.5, 0.5, mean], [1.0, 1.0, abs(std) or 1.0])
     name = net.nodes[index]["std"]
-    net.tensors[name] = (np.full(3, std), "F64")
+    net.tensors[name] = (np.array([1.0, 1.0, std]), "F64")
     with np.errstate(all="ignore"):
         rejected(files(net, tmp_path, pairs=False), "expected .mean. < 2.500 and a std")
 
@@ -235,11 +286,55 @@ def test_sums_that_may_overflow(tmp_path):
 
 def test_nodes_that_do_not_fit_their_input(tmp_path):
     net = Builder((1, 3))
-    net.exact("concatenate", (2, 1), lambda x: x[:, :2].T, kernel=[2])
-    net.exact("flatten", (2,), np.ravel)
-    rejected(files(net, tmp_path, pairs=False), "node 1 .*windows of 2 do not tile 3")
+    net.exact("stack", (2, 1), lambda x: x[:, :2].T, take=[[0], [3]])
+    net.exact("join", (2,), np.ravel)
+    rejected(files(net, tmp_path, pairs=False), "node 1 .*IndexError")
     net = Builder((3,))
-    net.exact("maxmin", (3,), lambda x: x, axis=0)
-    rejected(files(net, tmp_path, pairs=False), "node 1 .*groups of 2 do not divide axis 0")
-    path = files(quiet(), tmp_path, edit=change("nodes", 3, "shape", to=[1, 2, 3]))
-    rejected(path, "node 3 .*expected a shape of 4 entries")
+    net.exact("sort", (3,), lambda x: x, axis=0, group_size=2)
+    rejected(files(net, tmp_path, pairs=False), "node 1 .*cannot reshape")
+    path = files(quiet(), tmp_path, edit=change("nodes", 3, "shape", to=[2, 2]))
+    rejected(path, "node 4 .*IndexError")
+
+
+def test_entries_may_be_cut_and_filled_up_but_not_the_rows_of_logits(tmp_path):
+    """A join that has fewer entries than there are logits loses rows: what it fills up with are no rows."""
+    net = Builder((6,))
+    net.map(dyadic(4, 6), dyadic(4))
+    net.exact("join", (2,), lambda x: x[:2])
+    net.exact("join", (3,), lambda x: np.append(x, 0.0))
+    rejected(files(net, tmp_path), "head: some logits are no rows")
+    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
+    net = Builder((6,))
+    net.map(dyadic(2, 6), dyadic(2))
+    net.exact("join", (3,), lambda x: np.append(x, 0.0))
+    net.head["rows"] = np.append(net.head["rows"], np.zeros((1, 6)), 0)
+    net.head["bias"] = np.append(net.head["bias"], 0.0)
+    rejected(files(net, tmp_path), "head: some logits are no rows")
+
+
+TAKES = [
+    ("stack", [[0, 1, 1]], 2),
+    ("stack", [[0, 1], [-1, 2], [1, -1]], 2),
+    ("max", [[0, 0], [1, -1]], 2),
+    ("sum", [[0, 0], [1, -1], [-1, 0]], 3),
+]
+
+
+def test_a_pixel_in_several_windows_counts_as_often(tmp_path):
+    """Also twice in one window, and if the second time is in a list of its own."""
+    for op, take, m in TAKES:
+        K = len(take)
+        for factor in (up_root(Fraction(m * (K if op == "sum" else 1))), Fraction(1)):
+            net = Builder((2, 3))
+            shape = (2 * K if op == "stack" else 2, len(take[0]))
+
+            def run(x, take=take, op=op, shape=shape):
+                wide = np.append(x, np.full((2, 1), -np.inf if op == "max" else 0.0), 1)[:, np.array(take)]
+                return (wide.max(1) if op == "max" else wide.sum(1) if op == "sum" else wide).reshape(shape)
+
+            terms = {"rounding": (K + 4) * U / (1 - (K + 4) * U), "underflow": K + 2, "factor": text(1.0)}
+            net.scaled(op, shape, run, factor, take=take, **(terms if op == "sum" else {}))
+            net.exact("join", (int(np.prod(shape)),), np.ravel)
+            net.map(dyadic(2, int(np.prod(shape))))
+            path = files(net, tmp_path)
+            check(path, images=tmp_path / "images.npy") if factor > 1 else rejected(path, "node 1 .*lipschitz")

@@ -333,7 +333,7 @@ def test_unfinished_runs_are_not_shipped(tmp_path, capsys):
         ({"weights": {"sha256": "0" * 64}}, r"for this weights .* got one for 000000000000"),
         ({"weights": None}, "got one for none"),
         ({"config": {"sha256": "1" * 64}}, "for this config"),
-        ({"version": 2}, "got 2"),
+        ({"version": 1}, "got 1; certify again"),
         ({"format": "another"}, "got another file"),
     ],
 )

@@ -52,10 +52,10 @@ def read_claims(path: Path, run: Path, images: Tensor, limit: int) -> Claims:
     """
     content: Any = read_json(path)
     try:
-        if content["format"] != "onelip certificate" or content["version"] != 1:
+        if content["format"] != "onelip certificate" or content["version"] != 2:
             raise RunError(
-                f"{path}: expected an onelip certificate of version 1, got {content['format']!r} of version "
-                f"{content['version']!r}"
+                f"{path}: expected an onelip certificate of version 2, got {content['format']!r} of version "
+                f"{content['version']!r}; certify again"
             )
         count = content["images"]["count"]
         expected = content["weights"]["sha256"], content["images"]["sha256"]

@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from onelip._version import __version__
 from onelip.certify.certification import Certification, radius_name
 from onelip.certify.images import DTYPES, images_hash
 from onelip.certify.margins import PAPER_RADII
+from onelip.certify.normal_form import normal_form
 from onelip.certify.program import Operation
 from onelip.certify.proof import LayerBound, Proof
-from onelip.certify.recursion import State
-from onelip.certify.rounding import ProofError
+from onelip.certify.rounding import ProofError, up_root
 from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 
 
@@ -121,22 +122,14 @@ def make_certificate(
         "config": None if files.config is None else _hashed(files.config, folder),
         "images": {
             "source": source,
-            "file": None if images_file is None else _relative(folder / images_file, folder),
+            "file": "" if images_file is None else _relative(folder / images_file, folder),
             "sha256": found,
             "dtype": DTYPES[images.dtype],
             "count": len(images),
             "shape": list(images.shape[1:]),
         },
         "preprocessing": {"divide_by": 255 if images.dtype == torch.uint8 else 1},
-        "input": {
-            "shape": list(proof.program.input_shape),
-            "norm": proof.states[0].norm.hex(),
-            "error": proof.states[0].error.hex(),
-        },
-        "nodes": [
-            _node(node, state, proof.bounds.get(index))
-            for index, (node, state) in enumerate(zip(proof.program.nodes, proof.states, strict=True))
-        ],
+        "nodes": [_node(proof, index) for index in range(len(proof.program.nodes))],
         "head": _head(proof),
         "results": _results(certification),
         "summary": _summary(certification, radii),
@@ -196,16 +189,13 @@ def _check_weights(proof: Proof, path: Path) -> None:
                 raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
 
 
-def _node(node: Operation, state: State, bound: LayerBound | None) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "op": node.op,
-        "inputs": list(node.inputs),
-        "place": node.place,
-        **node.settings,
-        "shape": list(node.shape),
-    }
+def _node(proof: Proof, index: int) -> dict[str, Any]:
+    nodes, state, bound = proof.program.nodes, proof.states[index], proof.bounds.get(index)
+    node = nodes[index]
+    before = nodes[node.inputs[0]].shape if node.inputs else ()
+    content = normal_form(node, before) | {"inputs": list(node.inputs), "place": node.place, "shape": list(node.shape)}
     if bound is not None:
-        content["bound"] = _bound(bound)
+        content["bound"] = _bound(bound, node)
     for name in ("sigma", "absolute", "bias_norm", "lipschitz", "norm", "error"):
         value = getattr(state, name)
         if value is not None:
@@ -213,28 +203,31 @@ def _node(node: Operation, state: State, bound: LayerBound | None) -> dict[str, 
     return content
 
 
-def _bound(bound: LayerBound) -> dict[str, Any]:
+def _bound(bound: LayerBound, node: Operation) -> dict[str, Any]:
     witness, square = bound.witness, bound.square
-    content: dict[str, Any] = {
-        "kind": witness.kind,
+    scale = witness.scale or ()
+    if witness.kind == "zero":  # any positive numbers show that the Gram operator of no weights is 0
+        assert node.geometry is not None
+        groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.shape, witness.side)
+        scale = ((1,) * columns,) * groups
+    return {
+        "kind": "cholesky" if witness.kind == "cholesky" else "schur",
         "side": witness.side,
         "steps": witness.steps,
         "square": f"{square.numerator}/{square.denominator}",
+        "scale": [list(group) for group in scale],
     }
-    if witness.kind == "schur":
-        assert witness.scale is not None
-        content["scale"] = [list(group) for group in witness.scale]
-    return content
 
 
 def _head(proof: Proof) -> dict[str, Any]:
-    head = proof.head
+    head, classes = proof.head, range(proof.program.classes)
+    # Where one number serves all pairs, logits are taken for rows at right angles, without a rounding of their own.
+    root = up_root(Fraction(2))
+    distance = head.distance or [[0.0 if i == j else root for j in classes] for i in classes]
     return {
         "node": head.node,
-        "pairs": head.node is not None,
-        "classes": proof.program.classes,
-        "distance": None if head.distance is None else _hex_table(head.distance),
-        "rounding": None if head.rounding is None else [x.hex() for x in head.rounding],
+        "distance": _hex_table(distance),
+        "rounding": [x.hex() for x in head.rounding or [0.0] * len(classes)],
         "slope": _hex_table(head.slope),
         "loss": _hex_table(head.loss),
     }

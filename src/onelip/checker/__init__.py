@@ -14,11 +14,10 @@ error, as two runs of one program do, and the verdict says how much smaller the 
 images anybody can write good logits into a file: the verdict says so, and the exit code is not 0. Not derived: labels,
 where the images come from, and that the nodes are the network you mean (the config is only hashed).
 
-Read in this order; the first four are the proof:
+Read in this order; the first three are the proof:
 
     norms.py        exact roundings, and ||W||^2 <= square in whole numbers
-    layers.py       linear layers and convolutions: settings, shapes, phases, program
-    nodes.py        every kind of node: settings, shape, what rounding does, program
+    program.py      every kind of node: its program, and what rounding does to it
     proof.py        three numbers for each node, the logits' losses, the radius
     certificate.py  the whole file: hashes, results, summary, images
     reading.py      strict reading of JSON and safetensors, and the comparison with what is derived

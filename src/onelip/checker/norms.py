@@ -1,8 +1,8 @@
 """||W||^2 <= square for a linear layer or convolution W, in whole numbers; and the roundings of exact fractions.
 
 A layer with zero padding is a part of a convolution over all of Z^D, so its norm is not larger; around a circle entries
-of the Gram operator fold onto each other, and their absolute sums are not larger. Taps of different phase (layers.py)
-never read the same pixel: a strided convolution is one of stride 1 whose channels are pairs (channel, phase).
+of the Gram operator fold onto each other, and their absolute sums are not larger. Taps of different phase (program.py)
+never meet the same pixel: a strided convolution is one of stride 1 whose channels are pairs (channel, phase).
 
     schur     M = (W^T W)^(2^(steps - 1)) is symmetric, so ||M|| <= max_i sum_j |M_ij| q_j / q_i for any q > 0
     cholesky  W^T W <= S if the rows of |(S - r) I - W^T W - R^T R| sum to at most r, for any matrix R
@@ -10,14 +10,12 @@ never read the same pixel: a strided convolution is one of stride 1 whose channe
 
 import itertools
 import math
-import re
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from .layers import Map
-from .reading import Part, are_integers, need
+from .reading import agree, fit, need
 
 ZERO, ONE, U = Fraction(0), Fraction(1), Fraction(1, 2**53)
 
@@ -58,9 +56,12 @@ def up_root(x: Fraction | int) -> Fraction:
 
 
 def gamma(n: int) -> Fraction:
-    """n roundings in a row, or in a tree, are off by at most this factor."""
-    need(n * U < Fraction(1, 2), "an inner product is too long")
+    """n roundings in a row, or in a tree, are off by at most this factor; n is far below 2^53 here."""
     return n * U / (1 - n * U)
+
+
+def squares(array: np.ndarray) -> Fraction:
+    return sum((Fraction(value) ** 2 for value in array.ravel().tolist()), ZERO)
 
 
 def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
@@ -76,34 +77,30 @@ def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
     return whole.reshape(array.shape), 1 - unit.bit_length()
 
 
-def squares(array: np.ndarray) -> Fraction:
-    whole, e = to_integers(array)
-    return int((whole * whole).sum()) * Fraction(4) ** e
-
-
 def matrix(array: np.ndarray) -> Any:
     from flint import fmpz_mat
 
-    rows, columns = array.shape
-    return fmpz_mat(rows, columns, array.ravel().tolist())
+    return fmpz_mat(array.tolist())
 
 
-def absolute(m: Any) -> Any:
-    return type(m)(m.nrows(), m.ncols(), [abs(x) for x in m.entries()])
+def row_sums(m: Any, q: list[int]) -> list[int]:
+    """sum_j |m_ij| q_j for each i."""
+    sums = type(m)(m.nrows(), m.ncols(), [abs(x) for x in m.entries()]) * matrix(np.array(q, object)[:, None])
+    return [int(x) for x in sums.entries()]
 
 
 # ---- norms: kernels are dictionaries, matrices by offset
 
 
-def kernels(weight: np.ndarray, layer: Map, side: str) -> dict[tuple[int, ...], np.ndarray]:
+def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], np.ndarray]:
     """By tap: (groups, rows, columns) of the stride-1 convolution, its columns the channels and phases of the side."""
     p, taps = layer.phases, {}
-    for t in itertools.product(*map(range, weight.shape[3:])):
+    for t in np.ndindex(*weight.shape[3:]):
         tap, phase = (tuple(f(i, n) for i, n in zip(t, p, strict=True)) for f in (int.__floordiv__, int.__mod__))
         taps.setdefault(tap, np.zeros((*weight.shape[:3], *p), weight.dtype))[..., *phase] = weight[..., *t]
-    second_are_columns = (side == "inputs") != layer.transposed
     taps = {tap: part.reshape(*part.shape[:2], -1) for tap, part in taps.items()}
-    return taps if second_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
+    far_are_columns = (side == "inputs") != layer.transposed
+    return taps if far_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
 
 
 def mirrored(kernel: dict[Any, Any]) -> dict[Any, Any]:
@@ -111,66 +108,55 @@ def mirrored(kernel: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def product(one: dict[Any, Any], other: dict[Any, Any]) -> dict[Any, Any]:
-    """One after the other, if that is symmetric: then M[-d] = M[d]^T, and the half d >= 0 is enough."""
+    """One after the other, if that is symmetric: M[-d] = M[d]^T, and only d >= 0 has to be computed."""
     found: dict[Any, Any] = {}
     for (a, A), (b, B) in itertools.product(one.items(), other.items()):
         d = tuple(i + j for i, j in zip(a, b, strict=True))
         if d >= (0,) * len(d):
             found[d] = found[d] + A * B if d in found else A * B
-    return found
+    return mirrored(found) | found
 
 
 def schur(kernel: dict[Any, Any], q: list[int], steps: int) -> Fraction:
     M = product(mirrored(kernel), kernel)
     for _ in range(steps - 1):
-        full = mirrored(M) | M
-        M = product(full, full)
-    total: Any = sum((absolute(m) for m in (mirrored(M) | M).values()), M[min(M)] * 0)  # over all offsets
-    sums = total * matrix(np.array(q, object)[:, None])
-    return max(Fraction(int(sums[i, 0]), n) for i, n in enumerate(q))
+        M = product(M, M)
+    each = zip(*(row_sums(m, q) for m in M.values()), strict=True)  # by row, over all offsets
+    return max(Fraction(sum(sums), n) for sums, n in zip(each, q, strict=True))
 
 
-def is_bounded(square: Fraction, whole: np.ndarray, e: int, floats: np.ndarray) -> bool:
-    """Whether W^T W <= square for W = 2^e whole = floats, by cholesky with r = 2^-32 square."""
-    r = square / 2**32
-    scale = int(np.frexp(np.abs(floats).max())[1])
-    w = np.ldexp(floats, -scale)
+def is_bounded(square: Fraction, whole: np.ndarray, e: int) -> bool:
+    """Whether W^T W <= square for W = 2^e whole, by cholesky with r = 2^-32 square."""
+    r, n, bits = square / 2**32, whole.shape[1], int(np.abs(whole).max()).bit_length()
+    w, f = (whole / 2**bits).astype(float), e + bits  # W = 2^f w
     try:  # R is a guess; the residual decides
-        R = np.linalg.cholesky(float((square - r) / Fraction(4) ** scale) * np.eye(w.shape[1]) - w.T @ w).T
+        R = np.linalg.cholesky(float((square - r) / Fraction(4) ** f) * np.eye(n) - w.T @ w).T
     except (np.linalg.LinAlgError, OverflowError):
         return False
     bits = 52 - int(np.frexp(np.abs(R).max())[1])
-    R = matrix(np.rint(np.ldexp(R, bits)).astype(np.int64))
-    unit = min(e, scale - bits)
-    both = matrix(whole.T) * matrix(whole) * 4 ** (e - unit) + R.transpose() * R * 4 ** (scale - bits - unit)
-    rows = absolute(both) * matrix(np.ones((both.nrows(), 1), int))
-    wanted, allowed = (square - r) / Fraction(4) ** unit, r / Fraction(4) ** unit
-    diagonal = [int(both[i, i]) for i in range(both.nrows())]
-    return all(int(rows[i, 0]) - abs(x) + abs(wanted - x) <= allowed for i, x in enumerate(diagonal))
+    R, f = matrix(np.rint(np.ldexp(R, bits)).astype(np.int64)), f - bits
+    unit = min(e, f)
+    both = matrix(whole.T) * matrix(whole) * 4 ** (e - unit) + R.transpose() * R * 4 ** (f - unit)
+    # In units of 4^unit; what is rounded down here makes the claim only stronger.
+    wanted, allowed = (math.floor(x / Fraction(4) ** unit) for x in (square - r, r))
+    return max(row_sums(both - matrix(np.eye(n, dtype=int)) * wanted, [1] * n)) <= allowed
 
 
-def square_of(bound: Part, layer: Map, whole: np.ndarray, e: int) -> Fraction:
+def square_of(bound: Any, layer: Any, whole: np.ndarray, e: int) -> Fraction:
     """The bound on ||W||^2 that the witness proves, W = 2^e whole; it must be the one that is written."""
-    kind, side = bound.choice("kind", "zero", "schur", "cholesky"), bound.choice("side", "inputs", "outputs")
-    steps = bound.integer("steps", 1, 4 if kind == "schur" else 1)
-    where, taps = bound.where, kernels(whole, layer, side)
-    if kind == "schur":
-        scales, (groups, _, columns) = bound.items("scale"), next(iter(taps.values())).shape
-        right = len(scales) == groups and all(are_integers(q, columns, 1, 2**2000) for q in scales)
-        need(right, f"{where}, scale: expected {columns} integers from 1 to 2^2000 for each of {groups} groups")
-        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps) for g, q in enumerate(scales))
+    fit(bound, "kind side steps scale square", "bound, ")
+    steps, scale, taps = bound["steps"], bound["scale"], kernels(whole, layer, bound["side"])
+    groups, _, columns = next(iter(taps.values())).shape
+    if bound["kind"] == "schur":
+        right = [len(q) for q in scale] == [columns] * groups
+        need(right, f"bound, scale: expected {columns} integers for each of {groups} groups")
+        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps) for g, q in enumerate(scale))
         square = max(each) * Fraction(4) ** (e * 2 ** (steps - 1))
         for _ in range(steps - 1):
             square = up_root(square)
-    elif kind == "cholesky":
-        digits = re.compile("[0-9]{1,4000}/[1-9][0-9]{0,3999}")
-        square = Fraction(bound.take("square", lambda v: type(v) is str and digits.fullmatch(v), "a fraction"))
-        need(len(taps) == 1, f"{where}: cholesky is for kernels of one tap")
-        (parts,), (floats,) = taps.values(), kernels(layer.weight, layer, side).values()
-        proved = all(not m.any() or is_bounded(square, m, e, f) for m, f in zip(parts, floats, strict=True))
-        need(proved, f"{where}: the square is not proved")
     else:
-        need(not layer.weight.any(), f"{where}: expected weights to be zero")
-        square = ZERO
-    bound.agree(square=f"{square.numerator}/{square.denominator}")
+        need(len(taps) == steps == 1 and not scale, "bound: cholesky is for kernels of one tap, without steps")
+        square, (parts,) = Fraction(bound["square"]), taps.values()
+        need(all(not m.any() or is_bounded(square, m, e) for m in parts), "bound: the square is not proved")
+    agree(bound, {"square": f"{square.numerator}/{square.denominator}"}, "bound, ")
     return square

@@ -14,58 +14,60 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .layers import Map
-from .nodes import ETA, LIMIT, Rule, rule_of
 from .norms import ONE, ZERO, U, below, gamma, matrix, to_integers, up, up_root
-from .reading import SHAPE, Part, Rejected, in_hex, is_shape, need
+from .program import ETA, KINDS, LIMIT, Layer, Rule, Tensors, Told, rule_of
+from .reading import Rejected, agree, fit, in_hex, need
 
 
 class Node(NamedTuple):
-    """What is proved of a node, and what it is."""
+    """What is proved of a node, what the file says of it, and what it does."""
 
     lipschitz: Fraction
     norm: Fraction
     error: Fraction
-    op: str
-    inputs: tuple[int, ...]
+    told: Told
     rule: Rule
 
 
-def prove(node: Part, before: list[Node], tensors: dict[str, np.ndarray]) -> Node:
+def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
     """The numbers of a node; those of the file must be the same."""
-    op, where = node.text("op"), node.where
-    need((op == "input") == (not before), f"{where}: expected the input at node 0 and nowhere else")
-    count = {"input": 0, "add": 2, "concat": None}.get(op, 1)
-    inputs = node.integers("inputs", count, 0, len(before) - 1)
-    need(op != "concat" or len(inputs) >= 2, f"{where}: expected two inputs or more")
-    xs = [before[j] for j in inputs]
-    L, norm, error = xs[0][:3] if xs else (ONE, ZERO, ZERO)
-    if op == "add":
-        L, norm, error = (sum(each, ZERO) for each in list(zip(*xs, strict=True))[:3])
-    elif op == "concat":
-        L, norm, error = (up_root(sum(v**2 for v in each)) for each in list(zip(*xs, strict=True))[:3])
+    op, shape, inputs = told["op"], told["shape"], told["inputs"]
+    need((op == "input") == (not before), "expected the input at node 0 and nowhere else")
+    need(
+        0 < len(shape) <= 8 and 0 < math.prod(shape) <= 2**26, f"shape: expected 1 to 8 axes, 2^26 entries, got {shape}"
+    )
+    count = {"input": 0, "add": 2, "join": max(1, len(inputs))}.get(op, 1)
+    right = len(inputs) == count and all(j < len(before) for j in inputs)
+    need(right, f"inputs: expected {count} of the nodes before, got {inputs!r:.80}")
     if op == "input":  # rounded once
-        shape = tuple(node.take("shape", is_shape, SHAPE))
-        norm = up_root(4 * math.prod(shape))
-        rule = Rule(shape, lambda x: x, rounding=U * norm + ETA * math.prod(shape))
-    else:
-        rule = rule_of(op, node, [x.rule.shape for x in xs], norm + error, tensors)
-    need(rule.shape and is_shape([*rule.shape]), f"{where}: expected to make {SHAPE}, got {rule.shape}")
+        L, norm, error = ONE, up_root(4 * math.prod(shape)), ZERO
+        rule = Rule(lambda: np.zeros((*shape, 1)), rounding=U * norm + ETA * math.prod(shape))
+    else:  # of a sum, and of entries side by side; of one input they are what they are
+        total = (lambda each: sum(each, ZERO)) if op == "add" else (lambda each: up_root(sum(v**2 for v in each)))
+        L, norm, error = (total([before[j][k] for j in inputs]) for k in range(3))
+        rule = rule_of(told, [before[j].told["shape"] for j in inputs], norm + error, tensors)
     L, norm, error = up(rule.factor * L), up(rule.factor * norm + rule.shift), up(rule.factor * error + rule.rounding)
-    if "place" in node.given:
-        node.text("place")
-    node.agree(shape=[*rule.shape], lipschitz=in_hex(L), norm=in_hex(norm), error=in_hex(error))
-    need(max(L, norm, error) < LIMIT, f"{where}: numbers beyond 2^500")
-    return Node(L, norm, error, op, inputs, rule)
+    value = rule.run(*(np.zeros((*before[j].told["shape"], 1)) for j in inputs))
+    need([*value.shape] == [*shape, 1], f"shape: expected {[*value.shape[:-1]]}, got {shape}")
+    need(np.isfinite(value).all(), "a window holds no pixel, its maximum is -infinity")
+    agree(told, rule.derived | {"lipschitz": in_hex(L), "norm": in_hex(norm), "error": in_hex(error)}, "")
+    need(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
+    return Node(L, norm, error, told, rule)
 
 
-def prove_nodes(given: list[Any], tensors: dict[str, np.ndarray], say: Callable[[str], None]) -> list[Node]:
-    need(len(given) >= 2, "nodes: expected two or more")
+def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -> list[Node]:
+    need(len(told) >= 2, "nodes: expected two or more")
     nodes: list[Node] = []
-    for i, one in enumerate(given):
-        op = one.get("op") if type(one) is dict else None
-        nodes.append(prove(Part(one, f"node {i} ({op!s:.40})"), nodes, tensors))
-        say(f"node {i} ({op}): {nodes[i].rule.shape}")
+    for i, node in enumerate(told):
+        op = str(node.get("op") if type(node) is dict else None)
+        where = f"node {i} ({op:.40})"
+        need(op in KINDS, f"{where}: no rule for it; of a newer version?")
+        try:
+            fit(node, f"op inputs place shape lipschitz norm error {KINDS[op]}", "")
+            nodes.append(prove(node, nodes, tensors))
+        except (Rejected, LookupError, ValueError) as error:  # the last two are of numpy, where things do not fit
+            raise Rejected(f"{where}: {error if isinstance(error, Rejected) else repr(error)}") from error
+        say(f"{where}: {node['shape']}")
     return nodes
 
 
@@ -77,50 +79,45 @@ class Head(NamedTuple):
     tolerance: list[Fraction]  # between two runs of the program, for each logit
 
 
-def head_map(H: int, nodes: list[Node]) -> Map:
-    """The linear map whose first rows are the logits: what comes after it only takes them."""
+def head_of(H: int, nodes: list[Node], K: int) -> Layer:
+    """The linear map whose first rows are the logits: what comes after it only keeps its first entries."""
     at = len(nodes) - 1
-    while at > H:
-        takes = nodes[at].op in ("first_channels", "flatten", "reshape", "identity")
-        need(takes, "head: not the last linear map")
-        at = nodes[at].inputs[0]
-    layer = nodes[at].rule.layer
+    while at > H and nodes[at].told["op"] == "join" and len(nodes[at].told["inputs"]) == 1:
+        at = nodes[at].told["inputs"][0]
+        need(math.prod(nodes[at].told["shape"]) >= K, "head: some logits are no rows")
+    layer, (_, *pixels) = nodes[at].rule.layer, nodes[at].told["shape"]
     if at != H or layer is None:
         raise Rejected("head: not the linear map that gives the logits")
     # Around a circle several taps may read one pixel, and a row may be longer than its taps.
-    single = math.prod(layer.shape[1:]) == 1 and len(layer.weight) == 1 and not layer.circular
+    single = math.prod(pixels) == 1 and len(layer.weight) == 1 and not any(nodes[at].told["circular"])
     need(single, "head: pairs need one output position, one group and zero padding")
     return layer
 
 
-def prove_head(head: Part, nodes: list[Node]) -> Head:
-    last, shape = nodes[-1], nodes[-1].rule.shape
-    need(len(shape) == 1 and 2 <= shape[0] <= 2**12, f"head: expected 2 to 4096 logits, got shape {shape}")
-    K, H, distance, rounding = shape[0], None, None, None
+def prove_head(told: Any, nodes: list[Node]) -> Head:
+    fit(told, "node distance rounding slope loss", "head, ")
+    H, (K, *more) = told["node"], nodes[-1].told["shape"]
+    need(not more and 2 <= K <= 2**12, f"head: expected 2 to 4096 logits, got shape {[K, *more]}")
     classes = range(K)
-    if head.choice("pairs", True, False):
-        H = head.integer("node", 1, len(nodes) - 1)
-        layer, x = head_map(H, nodes), nodes[nodes[H].inputs[0]]
-        rows = (layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])[:K].reshape(K, -1)
-        whole, e = to_integers(rows)
-        dot, unit = matrix(whole) * matrix(whole.T), Fraction(4) ** e
+    if H is None:  # |z_y - z_j| <= sqrt(2) ||z||
+        x, length, rounding = nodes[-1], [ONE] * K, [ZERO] * K
+        distance = [[ZERO if y == j else up_root(2) for j in classes] for y in classes]
+    else:
+        layer = head_of(H, nodes, K)
+        x = nodes[nodes[H].told["inputs"][0]]
+        whole, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
+        rows, unit = whole[:K].reshape(K, -1), Fraction(4) ** e
+        dot = matrix(rows) * matrix(rows.T)
         length = [up_root(int(dot[k, k]) * unit) for k in classes]
         distance = [[up_root(int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit) for j in classes] for y in classes]
-        n, bias = layer.inner + 2, [abs(Fraction(float(b))) for b in layer.bias[:K]]
+        n, bias = layer.products(layer.transposed) + 2, [abs(Fraction(b)) for b in layer.bias.tolist()]
         rounding = [up(gamma(n) * (length[k] * (x.norm + x.error) + bias[k]) + n * ETA) for k in classes]
-        slope = [[up(D * x.lipschitz) for D in row] for row in distance]
-        loss = [[up(2 * (distance[y][j] * x.error + rounding[y] + rounding[j])) for j in classes] for y in classes]
-        tolerance = [2 * (length[k] * x.error + rounding[k]) for k in classes]
-    else:
-        root = up_root(2)  # |z_y - z_j| <= sqrt(2) ||z||
-        slope = [[up(root * last.lipschitz)] * K for _ in classes]
-        loss = [[up(2 * root * last.error)] * K for _ in classes]
-        tolerance = [2 * last.error] * K
-    for k in classes:
-        slope[k][k] = loss[k][k] = ZERO
+    slope = [[up(D * x.lipschitz) for D in row] for row in distance]
+    each = [[2 * (distance[y][j] * x.error + rounding[y] + rounding[j]) for j in classes] for y in classes]
+    loss = [[ZERO if y == j else up(each[y][j]) for j in classes] for y in classes]
     tables = {"distance": distance, "rounding": rounding, "slope": slope, "loss": loss}
-    head.agree(node=H, classes=K, **{key: table and in_hex(table) for key, table in tables.items()})
-    return Head(slope, loss, tolerance)
+    agree(told, {key: in_hex(table) for key, table in tables.items()}, "head, ")
+    return Head(slope, loss, [2 * (length[k] * x.error + rounding[k]) for k in classes])
 
 
 def radius_of(logits: list[Fraction], y: int, head: Head, cap: Fraction) -> Fraction:

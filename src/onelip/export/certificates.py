@@ -11,7 +11,7 @@ from typing import Any
 
 from onelip.export.errors import ExportError
 
-FORMAT, VERSION = "onelip certificate", 1
+FORMAT, VERSION = "onelip certificate", 2
 SIZE_LIMIT = 2**30  # bytes; ten thousand images take a few millions
 
 
@@ -38,8 +38,8 @@ def read_certificate(path: str | Path, weights_sha256: str, config_sha256: str |
         raise ExportError(f"{path}: expected an {FORMAT}, got another file; make one: onelip certify RUN --out {path}")
     if content.get("version") != VERSION:
         raise ExportError(
-            f"{path}: expected version {VERSION} of the format, got {content.get('version')!r}; use the onelip that "
-            "wrote it"
+            f"{path}: expected version {VERSION} of the format, got {content.get('version')!r}; certify "
+            "again, or use the onelip that wrote it"
         )
     if content.get("digest") != digest(content):
         raise ExportError(f"{path}: expected the digest of its content, got another; it was changed or is damaged")
