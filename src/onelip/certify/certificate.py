@@ -157,8 +157,13 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _hashed(path: Path, folder: Path) -> dict[str, str]:
+    return {"file": _relative(path, folder), "sha256": file_hash(path)}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
     try:
-        return {"file": _relative(path, folder), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
 
@@ -189,13 +194,18 @@ def _check_weights(proof: Proof, path: Path) -> None:
                 raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
 
 
-def _node(proof: Proof, index: int) -> dict[str, Any]:
-    nodes, state, bound = proof.program.nodes, proof.states[index], proof.bounds.get(index)
+def node_settings(nodes: Sequence[Operation], index: int) -> dict[str, Any]:
+    """What a file tells of a node besides what is proved of it."""
     node = nodes[index]
     before = nodes[node.inputs[0]].shape if node.inputs else ()
-    content = normal_form(node, before) | {"inputs": list(node.inputs), "place": node.place, "shape": list(node.shape)}
+    return normal_form(node, before) | {"inputs": list(node.inputs), "place": node.place, "shape": list(node.shape)}
+
+
+def _node(proof: Proof, index: int) -> dict[str, Any]:
+    nodes, state, bound = proof.program.nodes, proof.states[index], proof.bounds.get(index)
+    content = node_settings(nodes, index)
     if bound is not None:
-        content["bound"] = _bound(bound, node)
+        content["bound"] = _bound(bound, nodes[index])
     for name in ("sigma", "absolute", "bias_norm", "lipschitz", "norm", "error"):
         value = getattr(state, name)
         if value is not None:

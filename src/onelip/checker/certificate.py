@@ -27,6 +27,7 @@ ARITHMETIC = (
     "or without fused multiply-add; subnormal numbers may be flushed to zero; no overflow; conventional "
     "multiplication, that is no Winograd, FFT or Strassen."
 )
+ORIGIN = "labels, where the images come from, and that the nodes are the network you mean"
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
 KEYS = "format version onelip created statement arithmetic weights config images preprocessing nodes head results"
 Say = Callable[[str], None]
@@ -149,7 +150,7 @@ def check(
 
     proved = {"accepted": True, "lipschitz": float(nodes[-1].lipschitz), "error": float(nodes[-1].error)}
     proved |= {key: summary.get(key) for key in ("count", "certified", "cra")}
-    unchecked = ["labels, where the images come from, and that the nodes are the network you mean"]
+    unchecked = [ORIGIN]
     if images is None and (path.parent / data["file"]).is_file():
         images = path.parent / data["file"]
     if images is None:

@@ -1,9 +1,12 @@
 """`onelip check CERTIFICATE`: derive everything that a certificate says again, from its weight file."""
 
-from collections.abc import Sequence
+import contextlib
+import io
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -15,7 +18,8 @@ class Check:
     """Re-check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
 
     Exit code 0: accepted, 1: rejected, 2: a file cannot be read, 3: the bounds are accepted, but there were no images
-    to compute the logits from. The same as `python -m onelip.checker`.
+    to compute the logits from. The same as `python -m onelip.checker`. With --run also, by torch and the rest of
+    onelip: that the program is the network of the run, and images and labels are those of its data.
     """
 
     certificate: Annotated[Path, tyro.conf.Positional]
@@ -26,6 +30,10 @@ class Check:
     """The configuration, likewise."""
     images: Path | None = None
     """The .npy file of the images, if it is not where the certificate says: the program is run on them."""
+    run: Path | None = None
+    """A run: the certificate must be about its network, its weights and its data."""
+    data_root: Path | None = None
+    """Where to look for the data of the run; see onelip data."""
     json: bool = False
     """Print JSON."""
     quiet: bool = False
@@ -38,5 +46,50 @@ def run(arguments: Sequence[str]) -> int:
 
     from onelip.checker import report
 
-    files = (command.weights, command.config, command.images)
-    return report(command.certificate, *files, as_json=command.json, quiet=command.quiet)
+    compared = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        files = (command.weights, command.config, command.images)
+        code = report(command.certificate, *files, as_json=command.json, quiet=command.quiet)
+    text = printed.getvalue().rstrip("\n")
+    if compared is None or code not in (0, 3):
+        print(text)
+        return code
+    from onelip.certify.rounding import ProofError
+    from onelip.checker.certificate import ORIGIN
+
+    try:
+        words = compared(json.loads(command.certificate.read_bytes()))
+    except ProofError as error:
+        reason = f"not about {command.run}: {error}"
+        print(json.dumps({"accepted": False, "reason": reason}) if command.json else f"REJECTED: {reason}")
+        return 1
+    if command.json:
+        verdict = json.loads(text)
+        left = [what for what in verdict["not_checked"] if what != ORIGIN]
+        print(json.dumps({**verdict, "not_checked": left, "run": words}))
+    else:
+        lines = [line for line in text.splitlines() if ORIGIN not in line]
+        print(*lines, f"  compared with {command.run}: {words}", sep="\n")
+    return code
+
+
+def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:
+    """From the content of a certificate to what agrees with the run, in words; ProofError if something does not."""
+    from onelip.certify.origin import check_network, find_images
+    from onelip.cli._run_data import load_run_data
+    from onelip.training.build import load_run
+    from onelip.training.run_directory import RunDirectory
+
+    loaded, place = load_run(run), RunDirectory(run)
+    data = load_run_data(loaded.config, data_root, advice="")
+    parts = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
+
+    def compared(certificate: dict[str, Any]) -> str:
+        check_network(certificate, loaded.plain, {"weights": place.plain, "config": place.config})
+        split, count = find_images(certificate, parts), len(certificate["results"])
+        return (
+            f"its network, weights and config; the images, with labels, are the first {count} of {data.name}, {split}"
+        )
+
+    return compared

@@ -1,0 +1,83 @@
+"""Certificates against a run: what the checker accepts, but is about another network, other images or other labels."""
+
+import json
+import re
+
+import pytest
+from _runs import SMALL_FLAGS, call
+
+from onelip.certify.certificate import digest
+from onelip.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("origin")
+    assert main(["train", *SMALL_FLAGS, "--epochs", "1", "--out", str(folder / "run")]) == 0
+    assert main(["certify", str(folder / "run"), "--limit", "5", "--out", str(folder / "cert.json")]) == 0
+    return folder
+
+
+def changed(folder, tmp_path, change):
+    """A certificate with a new digest beside the images, as a forger would make it."""
+    content = json.loads((folder / "cert.json").read_text())
+    change(content)
+    content["digest"] = digest({key: value for key, value in content.items() if key != "digest"})
+    for name in ("cert.images.npy", "run/plain.safetensors", "run/config.json"):
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes((folder / name).read_bytes())
+    (tmp_path / "cert.json").write_text(json.dumps(content))
+    return tmp_path / "cert.json"
+
+
+def test_its_own_run(run, capsys):
+    code, out, _ = call(capsys, "check", run / "cert.json", "--run", run / "run", "--quiet")
+    assert code == 0
+    assert "the first 5 of digits, test" in out
+    assert "not checked" not in out
+    code, out, _ = call(capsys, "check", run / "cert.json", "--run", run / "run", "--quiet", "--json")
+    verdict = json.loads(out)
+    assert (code, verdict["accepted"], verdict["not_checked"]) == (0, True, [])
+
+
+def relabelled(content):
+    result = content["results"][0]
+    result["label"] = (result["label"] + 1) % 10
+    right = [r["class"] == r["label"] for r in content["results"]]
+    radii = [float.fromhex(r["radius"]) for r in content["results"]]
+    content["summary"]["accuracy"] = sum(right) / 5
+    for name in content["summary"]["cra"]:
+        one, _, other = name.partition("/")
+        reached = [ok and r >= int(one) / int(other or 1) for ok, r in zip(right, radii, strict=True)]
+        content["summary"]["cra"][name] = sum(reached) / 5
+
+
+def renamed(content):
+    content["nodes"][1]["place"] = "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(relabelled, "result 0: expected the label"), (renamed, "node 1 .*place: expected .* as in the network")],
+)
+def test_what_only_the_run_can_tell(run, tmp_path, capsys, change, words):
+    path = changed(run, tmp_path, change)
+    code, out, _ = call(capsys, "check", path, "--quiet")
+    assert code == 0  # nothing in it is false of the program that it describes
+    code, out, _ = call(capsys, "check", path, "--run", run / "run", "--quiet")
+    assert code == 1
+    assert out.startswith("REJECTED: not about ")
+    assert re.search(words, out)
+    code, out, _ = call(capsys, "check", path, "--run", run / "run", "--quiet", "--json")
+    assert (code, json.loads(out)["accepted"]) == (1, False)
+
+
+def test_another_run_and_none(run, tmp_path, capsys):
+    assert main(["train", *SMALL_FLAGS, "--epochs", "1", "--seed", "7", "--out", str(tmp_path / "other")]) == 0
+    code, out, _ = call(capsys, "check", run / "cert.json", "--run", tmp_path / "other", "--quiet")
+    assert code == 1
+    assert "weights: expected those that the certificate is about" in out
+    code, _, err = call(capsys, "check", run / "cert.json", "--run", tmp_path / "nowhere")
+    assert code == 2
+    assert "expected the directory of a run" in err
