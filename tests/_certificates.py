@@ -302,7 +302,7 @@ class Builder:
         if not pairs:
             root = up_root(Fraction(2))
             slope = up(root * self.states[-1][1])
-            loss = up(self.term("output error", 2 * root * self.states[-1][3]))
+            loss = up(self.term("output error", 4 * root * self.states[-1][3]))
             apart = [[text(0 if y == j else root) for j in range(K)] for y in range(K)]
             tables = {"distance": apart, "rounding": [text(0)] * K}
             return {"node": None, **tables}, [[slope] * K] * K, [[loss] * K] * K
@@ -321,9 +321,9 @@ class Builder:
         ]
         distance = [[up_root(sum((a - b) ** 2 for a, b in zip(r, s, strict=True))) for s in rows] for r in rows]
         slope = [[up(d * L) for d in row] for row in distance]
-        both = [[self.term("head rounding", 2 * (a + b)) for a in rounding] for b in rounding]
+        both = [[self.term("head rounding", 4 * (a + b)) for a in rounding] for b in rounding]
         loss = [
-            [up(self.term("head error", 2 * distance[y][j] * error) + both[y][j]) for j in range(K)] for y in range(K)
+            [up(self.term("head error", 4 * distance[y][j] * error) + both[y][j]) for j in range(K)] for y in range(K)
         ]
         tables = {"distance": [list(map(text, row)) for row in distance], "rounding": list(map(text, rounding))}
         return {"node": h["node"], **tables}, slope, loss

@@ -1,15 +1,18 @@
 """From the bounds of the nodes to the loss of every pair of logits.
 
-The difference f_y - f_j of two logits is slope_yj-Lipschitz in the input, and its computed value is within loss_yj / 2
+The difference f_y - f_j of two logits is slope_yj-Lipschitz in the input, and its computed value is within loss_yj / 4
 of the real one, at the image and at every perturbed image. So at an image with computed logits f^ the decision y holds
 at every distance R with
 
-    f^_y - f^_j > slope_yj R + loss_yj    for all j != y.
+    f^_y - f^_j > slope_yj R + loss_yj    for all j != y,
+
+and half of the loss would do. The other half is for the logits of a file: a checker that runs the program itself can
+only tell that they are within what two runs may differ by, loss_yj / 2, of its own.
 
 Where logits are rows of a linear node H with the input node P, slope_yj = ||w_y - w_j|| lipschitz_P: the true distance
 of two rows, where sqrt(2) ||W|| would serve any two. Each row is rounded by itself,
-rounding_k = gamma (||w_k|| (norm_P + error_P) + |b_k|) + underflow, and loss_yj = 2 ||w_y - w_j|| error_P +
-2 (rounding_y + rounding_j).
+rounding_k = gamma (||w_k|| (norm_P + error_P) + |b_k|) + underflow, and loss_yj = 4 ||w_y - w_j|| error_P +
+4 (rounding_y + rounding_j).
 """
 
 import math
@@ -75,7 +78,7 @@ def _logits_node(program: Program) -> int | None:
 def same_for_all(classes: int, output: State) -> Head:
     """sqrt(2) times the constant and the error of all logits: true of every pair."""
     root = Fraction(up_root(Fraction(2)))
-    slope, loss = up(root * Fraction(output.lipschitz)), up(2 * root * Fraction(output.error))
+    slope, loss = up(root * Fraction(output.lipschitz)), up(4 * root * Fraction(output.error))
     return Head(None, _off_diagonal(classes, slope), _off_diagonal(classes, loss))
 
 
@@ -103,7 +106,7 @@ def _per_pair(program: Program, index: int, before: State) -> Head:
             if i != j:
                 d = Fraction(distance[i][j])
                 slope[i][j] = up(d * lipschitz)
-                loss[i][j] = up(2 * d * error + 2 * (Fraction(rounding[i]) + Fraction(rounding[j])))
+                loss[i][j] = up(4 * d * error + 4 * (Fraction(rounding[i]) + Fraction(rounding[j])))
     return Head(index, slope, loss, distance, rounding)
 
 

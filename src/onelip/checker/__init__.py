@@ -5,8 +5,11 @@ file (IEEE binary64, round to nearest, sums in any order, FMA and flush-to-zero 
 image x in [0, 1]^n whose logits stand in the file with a radius R > 0, and every x' with ||x' - x||_2 <= R: class y is
 strictly the largest of f(x'). Why: for rows w of the last layer, D = ||w_y - w_j||, and the numbers of the node before,
 
-    |(f_y - f_j) - its real value| <= D error + rounding_y + rounding_j = loss / 2, at x and at x';
-    so f_y > f_j at x' if f_y - f_j > loss + D lipschitz R at x.
+    |(f_y - f_j) - its real value| <= D error + rounding_y + rounding_j = loss / 4, at x and at x';
+    so f_y > f_j at x' if f_y - f_j > loss / 2 + D lipschitz R at x.
+
+The other half of the loss is for the logits of the file, which need not be those of a run: only to be within loss / 2
+of what is computed here.
 
 Every number is derived here again, in exact fractions, and must be equal to the last bit. The program is run on the
 images, if they are where the file says or are given: its logits and the file's must agree within twice the proved

@@ -15,12 +15,14 @@ def report(path: Path, *files: Path | None, as_json: bool = False, quiet: bool =
         verdict = check(path, *files, say=lambda text: None if quiet else print(text, file=sys.stderr, flush=True))
         code = 0 if verdict["logits_checked"] else 3
     except Exception as error:  # what nobody thought of is no proof either
-        known, missing = isinstance(error, Rejected | Unreadable), isinstance(error, ImportError)
+        missing = isinstance(error, ImportError)
         reason = f"{error}{'; pip install python-flint' if missing else ''}"
-        reason = reason if known or missing else f"malformed ({type(error).__name__}: {reason})"
+        known = missing or isinstance(error, Rejected | Unreadable)
+        reason = reason if known else f"malformed ({type(error).__name__}: {reason})"
         # In one line of plain characters, so that a file cannot put a verdict of its own here.
         reason = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in reason)
-        verdict, code = {"accepted": False, "reason": reason}, 2 if missing or isinstance(error, Unreadable) else 1
+        undecided = isinstance(error, ImportError | Unreadable | MemoryError | OSError)
+        verdict, code = {"accepted": False, "reason": reason}, 2 if undecided else 1
     print(json.dumps(verdict) if as_json else "\n".join(told(verdict, code)))
     return code
 

@@ -96,10 +96,13 @@ def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], 
     """By tap: (groups, rows, columns) of the stride-1 convolution, its columns the channels and phases of the side."""
     p, taps = layer.phases, {}
     for t in np.ndindex(*weight.shape[3:]):
-        tap, phase = (tuple(f(i, n) for i, n in zip(t, p, strict=True)) for f in (int.__floordiv__, int.__mod__))
+        tap = tuple(i // n for i, n in zip(t, p, strict=True))
+        phase = tuple(i % n for i, n in zip(t, p, strict=True))
         taps.setdefault(tap, np.zeros((*weight.shape[:3], *p), weight.dtype))[..., *phase] = weight[..., *t]
     taps = {tap: part.reshape(*part.shape[:2], -1) for tap, part in taps.items()}
+    need(len(taps) <= 2**10, "expected at most 2^10 taps of one phase")
     far_are_columns = (side == "inputs") != layer.transposed
+    # For the other side taps would be mirrored too, which mirrors the Gram operator and leaves its sums as they are.
     return taps if far_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
 
 
@@ -127,8 +130,8 @@ def schur(kernel: dict[Any, Any], q: list[int], steps: int) -> Fraction:
 
 def is_bounded(square: Fraction, whole: np.ndarray, e: int) -> bool:
     """Whether W^T W <= square for W = 2^e whole, by cholesky with r = 2^-32 square."""
-    r, n, bits = square / 2**32, whole.shape[1], int(np.abs(whole).max()).bit_length()
-    w, f = (whole / 2**bits).astype(float), e + bits  # W = 2^f w
+    r, n, length = square / 2**32, whole.shape[1], int(np.abs(whole).max()).bit_length()
+    w, f = (whole / 2**length).astype(float), e + length  # W = 2^f w
     try:  # R is a guess; the residual decides
         R = np.linalg.cholesky(float((square - r) / Fraction(4) ** f) * np.eye(n) - w.T @ w).T
     except (np.linalg.LinAlgError, OverflowError):

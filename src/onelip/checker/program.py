@@ -32,12 +32,14 @@ KINDS = {
 
 
 class Layer:
-    """W x + b. By tap t near pixel o meets far pixel s o + d t - offset: modulo the size of far on axes that are
-    circular, else perhaps beyond the border, where there are zeros. near += W_t far, or, transposed, far += W_t^T near.
-    Without axes there is one pixel on both sides, and one tap.
+    """W x + b. Near pixels are outputs and far ones inputs; transposed the other way round. By tap t near pixel o meets
+    far pixel s o + d t - offset: modulo the size of far on axes that are circular, else perhaps beyond the border,
+    where there are zeros. near += W_t far, or, transposed, far += W_t^T near. Without axes both sides have one pixel.
     """
 
     def __init__(self, node: Told, pixels: list[int], out: list[int], tensors: Tensors):
+        names = [node["weight"], *([] if node["bias"] is None else [node["bias"]])]
+        need({*names} <= {*tensors}, f"expected tensors of the weight file, got {names}")
         weight, self.transposed = tensors[node["weight"]], node["transposed"]
         _, second, *kernel = weight.shape
         self.weight = weight.reshape(node["groups"], -1, second, *kernel)  # channels: near (groups, 1), far (groups, 2)
@@ -50,8 +52,10 @@ class Layer:
         for o, n, k, s, d, _, wraps in self.axes:
             once = s * (o - 1) < n and not self.transposed  # no output is there twice
             need(once or not wraps, "circular, but transposed, or more than once around the circle")
-            # Taps t, t' meet the same pixel only if t = t' modulo s / gcd(s, d), which is the phase; around a circle
-            # only if s divides its size, else the layer is a part of the one with stride 1.
+            # With g = gcd(s, d) and t = (s / g) a + phase, tap t meets s (o + (d / g) a) + d phase - offset: taps of
+            # different phases never meet a pixel, those of one are a convolution of stride 1 and dilation d / g, which
+            # only renames offsets. Around a circle that needs s to divide its size; if it does not, the layer is a part
+            # of that with stride 1, and there is one phase.
             self.phases.append(1 if wraps and n % s else min(s // math.gcd(s, d), k))
 
     def products(self, to_far: bool) -> int:
@@ -102,6 +106,8 @@ def rule_of_layer(node: Told, shape: list[int], size: Fraction, tensors: Tensors
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
     _, *out = node["shape"]
     layer = Layer(node, shape[1:], out, tensors)
+    channels = shape[0] if node["op"] == "potential" else layer.bias.size
+    need(node["shape"][0] == channels, f"shape: expected {channels} channels, got {node['shape']}")
     whole, e = to_integers(layer.weight)
     sums = np.abs(whole).reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
     A = up_root(int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e)  # by Schur
@@ -132,6 +138,8 @@ def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fractio
     largest, or the sum times a factor.
     """
     op, take, K = node["op"], np.array(node["take"]), len(node["take"])
+    made = shape[0] * (take.size if op == "stack" else take[0].size)
+    need(made == math.prod(node["shape"]), f"shape: expected {made} entries, got {node['shape']}")
     m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
     reduced = {"stack": lambda v: v, "max": lambda v: v.max(axis=1), "sum": lambda v: v.sum(axis=1) * float(scale)}[op]
 

@@ -57,6 +57,7 @@ def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
 
 def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -> list[Node]:
     need(len(told) >= 2, "nodes: expected two or more")
+    left = 2**28  # entries of all nodes, which a run keeps
     nodes: list[Node] = []
     for i, node in enumerate(told):
         op = str(node.get("op") if type(node) is dict else None)
@@ -64,6 +65,8 @@ def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -
         need(op in KINDS, f"{where}: no rule for it; of a newer version?")
         try:
             fit(node, f"op inputs place shape lipschitz norm error {KINDS[op]}", "")
+            left -= math.prod(node["shape"])
+            need(left >= 0, "expected at most 2^28 entries in all nodes")
             nodes.append(prove(node, nodes, tensors))
         except (Rejected, LookupError, ValueError) as error:  # the last two are of numpy, where things do not fit
             raise Rejected(f"{where}: {error if isinstance(error, Rejected) else repr(error)}") from error
@@ -72,7 +75,7 @@ def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -
 
 
 class Head(NamedTuple):
-    """For logits y and j: f_y - f_j is slope-Lipschitz, and the program's is within loss / 2 of it."""
+    """For logits y and j: f_y - f_j is slope-Lipschitz, and the program's is within loss / 4 of it."""
 
     slope: list[list[Fraction]]
     loss: list[list[Fraction]]
@@ -98,10 +101,14 @@ def prove_head(told: Any, nodes: list[Node]) -> Head:
     fit(told, "node distance rounding slope loss", "head, ")
     H, (K, *more) = told["node"], nodes[-1].told["shape"]
     need(not more and 2 <= K <= 2**12, f"head: expected 2 to 4096 logits, got shape {[K, *more]}")
+    tables = (told[key] for key in ("distance", "rounding", "slope", "loss"))
+    full = all(type(table) is list and len(table) == K for table in tables)
+    need(full, f"head: expected tables for {K} logits")  # before many are derived
     classes = range(K)
     if H is None:  # |z_y - z_j| <= sqrt(2) ||z||
         x, length, rounding = nodes[-1], [ONE] * K, [ZERO] * K
-        distance = [[ZERO if y == j else up_root(2) for j in classes] for y in classes]
+        root = up_root(2)
+        distance = [[ZERO if y == j else root for j in classes] for y in classes]
     else:
         layer = head_of(H, nodes, K)
         x = nodes[nodes[H].told["inputs"][0]]
@@ -113,7 +120,7 @@ def prove_head(told: Any, nodes: list[Node]) -> Head:
         n, bias = layer.products(layer.transposed) + 2, [abs(Fraction(b)) for b in layer.bias.tolist()]
         rounding = [up(gamma(n) * (length[k] * (x.norm + x.error) + bias[k]) + n * ETA) for k in classes]
     slope = [[up(D * x.lipschitz) for D in row] for row in distance]
-    each = [[2 * (distance[y][j] * x.error + rounding[y] + rounding[j]) for j in classes] for y in classes]
+    each = [[4 * (distance[y][j] * x.error + rounding[y] + rounding[j]) for j in classes] for y in classes]
     loss = [[ZERO if y == j else up(each[y][j]) for j in classes] for y in classes]
     tables = {"distance": distance, "rounding": rounding, "slope": slope, "loss": loss}
     agree(told, {key: in_hex(table) for key, table in tables.items()}, "head, ")
@@ -123,7 +130,8 @@ def prove_head(told: Any, nodes: list[Node]) -> Head:
 def radius_of(logits: list[Fraction], y: int, head: Head, cap: Fraction) -> Fraction:
     """The largest binary64 below every (margin - loss) / slope; 0 where a margin is not above its loss.
 
-    At distance R the real margin falls by at most slope R, and the program is off by loss / 2 here and there.
+    The logits are those of the file, and their margins off by up to loss / 2 from those of a run (certificate.py). The
+    run is off by loss / 4 here, and at distance R, where the real margin has fallen by at most slope R.
     """
     gains = [(logits[y] - logit - head.loss[y][j], head.slope[y][j]) for j, logit in enumerate(logits) if j != y]
     if not all(gain > 0 for gain, _ in gains):
