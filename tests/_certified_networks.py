@@ -1,12 +1,15 @@
 """Networks with certificates of the second writer (`_certificates`), and single changes of what they say."""
 
 import copy
+import json
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import ETA, Builder, U, jacobian, safetensors, text, up, write
+from _certificate_files import safetensors, write
+from _certificates import ETA, Builder, U
+from _exact_layers import jacobian, text, up
 
 from onelip.checker import Rejected, check
 
@@ -151,6 +154,18 @@ def files(net, directory, *, pairs=True, labels=True, images=None, edit=None):
     if edit:
         edit(content)
     return write(directory, content, safetensors(net.tensors), images=images)
+
+
+def built(net, directory):
+    """What the certificate of a network says, and the network."""
+    return json.loads(files(net, directory).read_text()), net
+
+
+def changed(right, directory, edit):
+    """The path of what `built` gave, changed, with hashes and digest that fit."""
+    content, net = right
+    edit(content := copy.deepcopy(content))
+    return write(directory, content, safetensors(net.tensors))
 
 
 def rejected(path, reason, **given):

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from _certificates import sealed
+from _certificate_files import sealed
 from test_certify_errors import check, states_of
 from torch import nn
 

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, sealed, summary_of, up_root
+from _certificate_files import sealed
+from _certificates import Builder, summary_of
 from _certified_networks import (
     dyadic,
     everything,
@@ -17,6 +18,7 @@ from _certified_networks import (
     rejected,
     small,
 )
+from _exact_layers import up_root
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

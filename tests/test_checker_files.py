@@ -7,7 +7,8 @@ import os
 
 import numpy as np
 import pytest
-from _certificates import Builder, safetensors, sealed, write
+from _certificate_files import safetensors, sealed, write
+from _certificates import Builder
 from _certified_networks import change, everything, files, pixels, rejected, small, without_node
 
 from onelip.checker import Rejected, Unreadable, check, reading, report

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, U, text, up_root
+from _certificates import Builder, U
 from _certified_networks import change, dyadic, everything, files, no_head, pixels, quiet, rejected, scale, small
+from _exact_layers import text, up_root
 
 from onelip.checker import Rejected, check, norms
 from onelip.checker.program import Layer
