@@ -78,7 +78,8 @@ def test_certificate_file(trained, capsys, tmp_path):
     capsys.readouterr()
     flags = [str(trained), "--limit", "12", "--steps", "3", "--restarts", "0", "--json", "--certificate", str(path)]
     assert run(flags) == 0
-    assert json.loads(capsys.readouterr().out)["broken"] == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["broken"], whole["attacked"]) == (0, 12)
 
     content = json.loads(path.read_text())
     content["results"][0]["radius"] = (100.0).hex()  # a lie
@@ -86,6 +87,13 @@ def test_certificate_file(trained, capsys, tmp_path):
     assert run(flags) == 1
     capsys.readouterr()
     (trained / "counterexamples.npz").unlink()
+    part = [*flags, "--start", "5", "--limit", "7"]  # without the lie
+    assert run(part) == 0
+    assert json.loads(capsys.readouterr().out)["attacked"] == 7
+    with pytest.raises(RuntimeError, match="first 13 images in order, got 12; give --limit 7"):
+        run([*part, "--limit", "8"])
+    with pytest.raises(ValueError, match="--start below the number of images"):
+        run([*part, "--start", "100000"])
 
     for change, message in (
         ({"weights": {"sha256": "0" * 64}}, "for the weights of"),
@@ -103,6 +111,7 @@ def test_certificate_file(trained, capsys, tmp_path):
     ("flags", "message"),
     [
         (["--limit", "0"], "--limit"),
+        (["--start", "-1"], "--start"),
         (["--steps", "0"], "--steps"),
         (["--restarts", "-1"], "--restarts"),
         (["--batch-size", "0"], "--batch-size"),

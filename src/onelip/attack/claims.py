@@ -42,8 +42,8 @@ def certified_claims(
     return Claims(found.classes, found.radii, found.pixels)
 
 
-def read_claims(path: Path, run: Path, images: Tensor, limit: int) -> Claims:
-    """The first `limit` results of a certificate for a run's weights and for these images.
+def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
+    """The results of some images in a row, of a certificate for a run's weights and for these images.
 
     The certificate is not checked (`onelip check` does): it is attacked. But it must be about this program.
 
@@ -76,11 +76,12 @@ def read_claims(path: Path, run: Path, images: Tensor, limit: int) -> Claims:
                 f"{path}: expected a certificate for the {what} of {run} (sha256 {got[:12]}…), got one for others "
                 f"({str(want)[:12]}…); make one with onelip certify {run} --out cert.json"
             )
-    if indices != list(range(count)) or count < limit:
+    if indices != list(range(count)) or count < part.stop:
         raise RunError(
-            f"{path}: expected results for the first {limit} images in order, got {len(indices)}; give --limit {count}"
+            f"{path}: expected results for the first {part.stop} images in order, got {len(indices)}; give --limit "
+            f"{max(1, count - part.start)}"
         )
-    return Claims(classes[:limit], radii[:limit], pixels[:limit])
+    return Claims(classes[part], radii[part], pixels[part])
 
 
 def _sha256(content: bytes) -> str:

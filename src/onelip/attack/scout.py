@@ -37,8 +37,15 @@ def scouting(nearest: Nearest, program: Program, seed: int) -> Nearest:
     return Nearest(program, images, nearest.classes, clip=nearest.clip, seed=seed)
 
 
-def take_over(nearest: Nearest, scouted: Nearest) -> Tensor:
-    """Look along the scout's rays, and along the boundary to the nearest flip; returns rows still without one."""
+def take_over(nearest: Nearest, scouted: Nearest, reach: Tensor | None = None) -> Tensor:
+    """Look along the scout's rays, and along the boundary to the nearest flip; returns rows still without one.
+
+    Args:
+        nearest: of the float64 program; gains what is found.
+        scouted: what the scout found.
+        reach: (N), distances up to which the boundary is followed, as only there float64 can refute more than the scout
+            did; None for any.
+    """
     rows = nearest.rows
     known = scouted.distances[rows]
     margin, seen = nearest.clean_margins[rows], scouted.clean_margins[rows].to(nearest.images.dtype)
@@ -47,5 +54,8 @@ def take_over(nearest: Nearest, scouted: Nearest) -> Tensor:
     away = (scouted.points[shown] - scouted.images[shown]).to(nearest.images.dtype)
     flipped = try_ray(nearest, shown, nearest.confine(nearest.images[shown] + away))
     shorten(nearest, shown[flipped], tolerance=1e-3)
-    slide(nearest, shown[flipped], _POLISHING_ROUNDS, _POLISHING_GAIN)
+    polished = shown[flipped]
+    if reach is not None:
+        polished = polished[nearest.distances[polished] <= reach[polished]]
+    slide(nearest, polished, _POLISHING_ROUNDS, _POLISHING_GAIN)
     return rows[nearest.distances[rows].isinf()]

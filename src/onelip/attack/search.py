@@ -19,6 +19,8 @@ from onelip.attack.scout import scout_program, scouting, take_over
 
 _CANDIDATES = 10  # classes of the best scores whose gradients are looked at
 _CONTACT = 1e-6  # a flip relatively so near to the certified radius may be brought inside by rounding
+_REACH = 0.05  # a flip relatively farther than this from the radius is not brought inside by the last digits
+_FAR_DIGITS = 1e-6  # of distances that are farther
 _INTEGER_ROUNDS = 3
 
 Progress = Callable[[int, int], None]
@@ -89,7 +91,7 @@ def find_adversarials(
         if scouting_program is not None and len(rows):
             scouted = scouting(nearest, scouting_program, seed + first)
             explore(scouted, scouted.rows, steps=steps, restarts=restarts, targets=targets)
-            rows = take_over(nearest, scouted)
+            rows = take_over(nearest, scouted, None if near is None else near * (1 + _REACH))
         explore(nearest, rows, steps=steps, restarts=restarts, targets=targets)
         work_at_boundary(nearest, near, neighbours)
         if integers:
@@ -130,14 +132,19 @@ def explore(nearest: Nearest, rows: Tensor, *, steps: int, restarts: int, target
 
 
 def work_at_boundary(nearest: Nearest, radii: Tensor | None, neighbours: int) -> None:
-    """Down to neighbouring floats, and over them where a flip nearly touches its radius."""
+    """Down to neighbouring floats, and over them where a flip nearly touches its radius.
+
+    A flip far from its radius refutes nothing by its last digits, which in float64 cost as much as finding it.
+    """
     rows = nearest.rows
-    shorten(nearest, rows)
     if radii is None:
+        shorten(nearest, rows)
         walk(nearest, rows, neighbours)
-    else:
-        touching = nearest.distances[rows] <= radii[rows] * (1 + _CONTACT)
-        walk(nearest, rows[touching], neighbours)
+        return
+    shorten(nearest, rows, _FAR_DIGITS)
+    near = rows[nearest.distances[rows] <= radii[rows] * (1 + _REACH)]
+    shorten(nearest, near)
+    walk(nearest, near[nearest.distances[near] <= radii[near] * (1 + _CONTACT)], neighbours)
 
 
 def _towards_other_images(nearest: Nearest, rows: Tensor) -> None:

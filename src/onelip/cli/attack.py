@@ -35,6 +35,8 @@ class Attack:
     """Where to look for named data sets; see onelip data."""
     limit: int | None = None
     """Only so many images, the first ones."""
+    start: int = 0
+    """Begin at this image: a long attack can be run in parts, each with --start and --limit."""
     certificate: Path | None = None
     """Take classes and radii from this certificate file; else the images are certified first."""
     radius: tuple[float, ...] = ()
@@ -71,18 +73,23 @@ def run(arguments: Sequence[str]) -> int:
     loaded = load_run(command.run)
     data = load_run_data(loaded.config, command.data_root, advice="")
     network = loaded.plain.double()
-    images, labels = data.test_images[: command.limit], data.test_labels[: command.limit]
+    stop = len(data.test_images) if command.limit is None else command.start + command.limit
+    part = slice(command.start, min(stop, len(data.test_images)))
+    images, labels = data.test_images[part], data.test_labels[part]
+    if not len(images):
+        raise RecipeError(f"expected --start below the number of images, {len(data.test_images)}, got {command.start}")
     with StageProgress() as progress:
         if command.certificate is None:
             claims = certified_claims(network, images, command.batch_size, progress)
         else:
-            claims = read_claims(command.certificate, command.run, data.test_images, len(images))
+            claims = read_claims(command.certificate, command.run, data.test_images, part)
         found = _attack(command, network, images, claims, progress)
     results = {
         "run": str(command.run),
         "finished": loaded.is_finished,
         "data": data.name,
         "split": "test",
+        "start": command.start,
         "attack": f"foolbox {command.foolbox}" if command.foolbox else "onelip",
         "certificate": None if command.certificate is None else str(command.certificate),
         **found.to_json(),
@@ -112,6 +119,8 @@ def run(arguments: Sequence[str]) -> int:
 def _check(command: Attack) -> None:
     if command.limit is not None and command.limit < 1:
         raise RecipeError(f"expected --limit of at least 1, got {command.limit}")
+    if command.start < 0:
+        raise RecipeError(f"expected --start of at least 0, got {command.start}")
     for name in ("steps", "batch_size"):
         if getattr(command, name) < 1:
             raise RecipeError(f"expected --{name.replace('_', '-')} of at least 1, got {getattr(command, name)}")
@@ -177,7 +186,8 @@ def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{results['data']}, test images ({results['images']}), attack: {results['attack']}; in %"
+    start = f" from number {results['start']}" if results["start"] else ""
+    title = f"{results['data']}, test images ({results['images']}{start}), attack: {results['attack']}; in %"
     style = "red" if results["broken"] else ""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
     for name in ("radius", "accuracy", "CRA", "attacked accuracy", "gap"):
