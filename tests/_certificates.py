@@ -8,12 +8,12 @@ import math
 from fractions import Fraction
 
 import numpy as np
-from _exact_layers import below, exact_sum, jacobian, schur_sum, text, up, up_root
+from _exact_layers import exact_sum, jacobian, root_below, schur_sum, text, up, up_power_root, up_root
 
 from onelip.checker.certificate import ARITHMETIC, STATEMENT
 
 U, ETA = Fraction(1, 2**53), Fraction(1, 2**500)
-SUMMARY_RADII = ("36/255", "72/255", "1")
+SUMMARY_RADII = ("0", "36/255", "72/255", "1")
 
 
 class Builder:
@@ -36,7 +36,7 @@ class Builder:
         return Fraction(0) if self.without(name) else value
 
     def _add(self, op, inputs, shape, numbers, run, **settings):
-        names = dict(zip(("lipschitz", "norm", "error"), map(text, numbers), strict=True))
+        names = dict(zip(("lipschitz", "norm", "error"), map(str, numbers), strict=True))
         place = {"place": "", "shape": list(shape)}
         self.nodes.append({"op": op, "inputs": list(inputs), **place, **settings, **names})
         self.states.append((tuple(shape), *numbers))
@@ -47,8 +47,8 @@ class Builder:
         self.tensors[f"t{len(self.tensors)}"] = (np.asarray(array, np.float64), kind)
         return f"t{len(self.tensors) - 1}"
 
-    def map(self, weight, bias=None, *, at=-1, kind="schur", side="inputs", steps=1, q=None, square=None, **conv):
-        """A linear layer, or with settings a convolution; weights are integers / 64."""
+    def map(self, weight, bias=None, *, at=-1, kind="schur", side="inputs", steps=1, q=None, claim=None, **conv):
+        """A linear layer, or with settings a convolution; weights are integers / 64. `claim` changes sigma."""
         at %= len(self.nodes)
         shape, L, norm, error = self.states[at]
         weight = np.asarray(weight, np.float64)
@@ -73,12 +73,12 @@ class Builder:
         phases = [
             min(s // math.gcd(s, d), k) for s, d, k in zip(stride, settings["dilation"], weight.shape[2:], strict=True)
         ]
-        bound = {"kind": kind, "side": side, "steps": steps, "scale": []}
+        bound = {"kind": kind, "side": side}
         if kind == "schur":
             first, second = weight.shape[0] // groups, weight.shape[1] * math.prod(phases)
             columns = second if (side == "inputs") != transposed else first
             q = q or [[3 + (5 * i + 2 * g) % 4 for i in range(columns)] for g in range(groups)]
-            bound["scale"] = q
+            bound |= {"steps": steps, "scale": [" ".join(map(str, group)) for group in q]}
             value = schur_sum(
                 whole,
                 q,
@@ -89,13 +89,10 @@ class Builder:
                 groups=groups,
                 transposed=transposed,
             ) / Fraction(64) ** (2**steps)
-            for _ in range(steps - 1):
-                value = up_root(value)
+            sigma = up_power_root(value, 2**steps)
         else:
-            value = Fraction(float(np.linalg.norm(J, 2)) ** 2) * (1 + Fraction(1, 2**28))
-        square = value if square is None else square(value)
-        bound["square"] = f"{square.numerator}/{square.denominator}"
-        sigma = up_root(square)
+            sigma = up(Fraction(float(np.linalg.norm(J, 2))) * (1 + Fraction(1, 2**29)))
+        sigma = sigma if claim is None else claim(sigma)
         inner = (weight.shape[0] // groups if transposed else weight.shape[1]) * math.prod(weight.shape[2:])
         G = (inner + 2) * U / (1 - (inner + 2) * U)
         grouped = np.abs(weight).reshape(groups, -1, *weight.shape[1:])
@@ -117,14 +114,8 @@ class Builder:
         extra = {key: settings[key] for key in ("stride", "dilation", "groups", "transposed")}
         extra |= {"offset": [p[0] for p in padding], "circular": [around and sum(p) > 0 for p in padding]}
         spread = 0.0 if bias is None else np.repeat(bias, math.prod(out[1:]))
-        self.head = {
-            "P": at,
-            "rows": weight.swapaxes(0, 1) if transposed else weight,
-            "bias": bias,
-            "inner": inner,
-            "G": G,
-        }
-        known = {"sigma": text(sigma), "absolute": text(A), "bias_norm": text(B), "bound": bound}
+        self.head = {"P": at, "rows": weight.swapaxes(0, 1) if transposed else weight}
+        known = {"sigma": str(sigma), "absolute": str(A), "bias_norm": str(B), "bound": bound}
         self.true_norm = float(np.linalg.norm(J, 2)), float(sigma)
         where = self._add(
             "affine", [at], out, numbers, lambda x: (J @ x.ravel() + spread).reshape(out), **names, **extra, **known
@@ -144,7 +135,8 @@ class Builder:
         off = self.term(f"{op} rounding", rounding * factor * (norm + error))
         off += self.term(f"{op} underflow", underflow * ETA * math.prod(shape))
         numbers = up(factor * L), up(factor * norm), up(factor * error + off)
-        return self._add(op, [at], shape, numbers, run, **settings)
+        constant = {} if op == "scale" else {"constant": str(factor)}
+        return self._add(op, [at], shape, numbers, run, **constant, **settings)
 
     def add(self, i, j):
         (shape, *one), (_, *two) = self.states[i], self.states[j]
@@ -164,7 +156,7 @@ class Builder:
         s, G = Fraction(float(min(std))), 4 * U / (1 - 4 * U)
         off = (error + self.term("normalize rounding", G * (norm + error + M))) / s
         off += self.term("normalize underflow", 4 * ETA * math.prod(shape))
-        names = {"mean": self._tensor(mean, "F64"), "std": self._tensor(std, "F64")}
+        names = {"mean": self._tensor(mean, "F64"), "std": self._tensor(std, "F64"), "mean_norm": str(M)}
         wide = (-1, *(1,) * (len(shape) - 1))
         m, d = np.reshape(mean, wide), np.reshape(std, wide)
         numbers = up(L / s), up((norm + M) / s), up(off)
@@ -176,56 +168,33 @@ class Builder:
             values.append(run(*(values[i] for i in node["inputs"])))
         return values[-1]
 
-    def _head(self, pairs):
+    def _slopes(self, pairs):
+        """Squares."""
         K = self.states[-1][0][0]
         if not pairs:
-            root = up_root(Fraction(2))
-            slope = up(root * self.states[-1][1])
-            loss = up(self.term("output error", 4 * root * self.states[-1][3]))
-            apart = [[text(0 if y == j else root) for j in range(K)] for y in range(K)]
-            tables = {"distance": apart, "rounding": [text(0)] * K}
-            return {"node": None, **tables}, [[slope] * K] * K, [[loss] * K] * K
-        h = self.head
-        _, L, norm, error = self.states[h["P"]]
-        rows = [[Fraction(float(v)) for v in h["rows"][k].ravel()] for k in range(K)]
-        length = [up_root(sum(v * v for v in row)) for row in rows]
-        bias = [Fraction(0) if h["bias"] is None else abs(Fraction(float(h["bias"][k]))) for k in range(K)]
-        rounding = [
-            up(
-                self.term("head product", h["G"] * length[k] * (norm + error))
-                + self.term("head bias", h["G"] * bias[k])
-                + self.term("head underflow", (h["inner"] + 2) * ETA)
-            )
-            for k in range(K)
-        ]
-        distance = [[up_root(sum((a - b) ** 2 for a, b in zip(r, s, strict=True))) for s in rows] for r in rows]
-        slope = [[up(d * L) for d in row] for row in distance]
-        both = [[self.term("head rounding", 4 * (a + b)) for a in rounding] for b in rounding]
-        loss = [
-            [up(self.term("head error", 4 * distance[y][j] * error) + both[y][j]) for j in range(K)] for y in range(K)
-        ]
-        tables = {"distance": [list(map(text, row)) for row in distance], "rounding": list(map(text, rounding))}
-        return {"node": h["node"], **tables}, slope, loss
+            return [[2 * self.states[-1][1] ** 2] * K] * K
+        rows = [[Fraction(float(v)) for v in self.head["rows"][k].ravel()] for k in range(K)]
+        L = self.states[self.head["P"]][1]
+        return [[L**2 * sum((a - b) ** 2 for a, b in zip(r, s, strict=True)) for s in rows] for r in rows]
 
     def build(self, images, labels=None, *, pairs=True):
         """The certificate without file hashes, and the numbers of the images."""
-        head, slope, loss = self._head(pairs)
-        K = len(slope)
-        zeroed = [[[t[y][j] if y != j else Fraction(0) for j in range(K)] for y in range(K)] for t in (slope, loss)]
-        head |= {n: [list(map(text, r)) for r in t] for n, t in zip(("slope", "loss"), zeroed, strict=True)}
-        cap = below(up_root(Fraction(self.entries)))
+        squares, last = self._slopes(pairs), self.head["node"] if pairs else len(self.nodes) - 1
+        K, loss = len(squares), self.term("output error", 8 * self.states[last][3])
+        loss = loss / 2 if self.without("logits of the file") else loss
+        cap = root_below(Fraction(self.entries))
         divisor = 255 if images.dtype == np.uint8 else 1
         results = []
         for i, image in enumerate(images):
             logits = self.logits(image.astype(np.float64) / divisor)
             f = [Fraction(float(v)) for v in logits]
             y = int(np.argmax(logits))
-            gains = [(f[y] - f[j] - loss[y][j], slope[y][j]) for j in range(K) if j != y]
+            gains = [(f[y] - f[j] - loss, squares[y][j]) for j in range(K) if j != y]
             radius = Fraction(0)
             if all(g > 0 for g, _ in gains):
-                least = min((g / s for g, s in gains if s), default=Fraction(50))
-                least = up(least) if self.without("strictly below") else below(least)
-                radius = max(Fraction(0), least if self.without("cap") else min(least, cap))
+                least = min((g * g / s for g, s in gains if s), default=Fraction(2500))
+                least = up_root(least) if self.without("strictly below") else root_below(least)
+                radius = least if self.without("cap") else min(least, cap)
             pixels = int((255 * radius) ** 2) if images.dtype == np.uint8 and radius else None
             results.append(
                 {"index": i, "label": None if labels is None else int(labels[i]), "class": y}
@@ -234,7 +203,7 @@ class Builder:
         digest = hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
         return {
             "format": "onelip certificate",
-            "version": 2,
+            "version": 3,
             "onelip": "0",
             "created": "2026-01-01T00:00:00Z",
             "statement": STATEMENT,
@@ -244,8 +213,8 @@ class Builder:
             "images": {"source": "made", "file": "", "sha256": digest, "dtype": str(images.dtype)}
             | {"count": len(images), "shape": list(images.shape[1:])},
             "preprocessing": {"divide_by": divisor},
-            "nodes": self.nodes,
-            "head": head,
+            "nodes": self.nodes[: last + 1],
+            "head": {"classes": K, "pairs": pairs},
             "results": results,
             "summary": summary_of(results),
         }
@@ -253,10 +222,7 @@ class Builder:
 
 def summary_of(results):
     radii = [Fraction(float.fromhex(r["radius"])) for r in results]
-    summary = {"count": len(results), "certified": sum(r > 0 for r in radii)}
-    if results and results[0]["label"] is not None:
-        right = [r["class"] == r["label"] for r in results]
-        share = {t: sum(a and r >= Fraction(t) for a, r in zip(right, radii, strict=True)) for t in SUMMARY_RADII}
-        summary["accuracy"] = sum(right) / len(results)
-        summary["cra"] = {t: n / len(results) for t, n in share.items()}
-    return summary
+    right = [r["class"] == r["label"] for r in results]
+    share = {t: sum(a and r >= Fraction(t) for a, r in zip(right, radii, strict=True)) for t in SUMMARY_RADII}
+    labelled = results and results[0]["label"] is not None
+    return {"count": len(results), "certified": sum(r > 0 for r in radii), "cra": share if labelled else {}}

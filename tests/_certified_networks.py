@@ -12,6 +12,7 @@ from _certificates import ETA, Builder, U
 from _exact_layers import jacobian, text, up
 
 from onelip.checker import Rejected, check
+from onelip.cli._verdict import checked, verdict_text
 
 
 def dyadic(*shape, seed=0, low=-12, high=13):
@@ -75,7 +76,7 @@ def potential(net, weight, bias=None, **given):
     plain = {key: v for key, v in plain.items() if key not in ("kind", "side", "steps")}
     J, _ = jacobian(np.asarray(weight, float), shape, **plain)
     spread = 0.0 if bias is None else np.repeat(bias, math.prod(out[1:]))
-    sigma, A, B = (Fraction(float.fromhex(node[key])) for key in ("sigma", "absolute", "bias_norm"))
+    sigma, A, B = (Fraction(node[key]) for key in ("sigma", "absolute", "bias_norm"))
     first, second, *taps = np.shape(weight)
     forth, back = (n * math.prod(taps) + 2 for n in (second, first // settings["groups"]))
     gammas = [n * U / (1 - n * U) for n in (forth, back)]
@@ -173,6 +174,12 @@ def rejected(path, reason, **given):
         check(path, **given)
 
 
+def report(path, *files):
+    """What `onelip check` prints, and its exit code."""
+    verdict, code = checked(path, *files, *[None] * (3 - len(files)), quiet=True)
+    return verdict_text(verdict, code), code
+
+
 def at(content, *path):
     for key in path:
         content = content[key]
@@ -189,12 +196,19 @@ def change(*path, to=None, by=None):
     return edit
 
 
-def more(hexadecimal):
-    return text(math.nextafter(float.fromhex(hexadecimal), math.inf))
+def more(number):
+    return _next(number, math.inf)
 
 
-def less(hexadecimal):
-    return text(math.nextafter(float.fromhex(hexadecimal), -math.inf))
+def less(number):
+    return _next(number, -math.inf)
+
+
+def _next(number, direction):
+    """Of a float in hexadecimal, or of a fraction that is one, written alike."""
+    if "0x" in number:
+        return text(math.nextafter(float.fromhex(number), direction))
+    return str(Fraction(math.nextafter(float(Fraction(number)), direction)))
 
 
 def without_node(index):
@@ -204,6 +218,5 @@ def without_node(index):
         del content["nodes"][index]
         for node in content["nodes"][1:]:
             node["inputs"] = [i - 1 if i >= index else i for i in node["inputs"]]
-        content["head"]["node"] -= 1
 
     return edit

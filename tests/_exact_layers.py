@@ -26,9 +26,22 @@ def up_root(x):
     return y
 
 
-def below(x):
-    y = float(x)
-    return Fraction(y) if Fraction(y) < x else Fraction(math.nextafter(y, -math.inf))
+def up_power_root(x, power):
+    """The smallest float whose power is at least x, from a guess of numpy's."""
+    y = Fraction(float(x) ** (1 / power))
+    while y**power < x:
+        y = Fraction(math.nextafter(float(y), math.inf))
+    while y and Fraction(math.nextafter(float(y), 0.0)) ** power >= x:
+        y = Fraction(math.nextafter(float(y), 0.0))
+    return y
+
+
+def root_below(x):
+    """The largest float whose square is below x > 0."""
+    y = up_root(x)
+    while y * y >= x:
+        y = Fraction(math.nextafter(float(y), 0.0))
+    return y
 
 
 def text(x):

@@ -98,7 +98,7 @@ def test_certificate_file(trained, capsys, tmp_path):
     for change, message in (
         ({"weights": {"sha256": "0" * 64}}, "for the weights of"),
         ({"images": {**content["images"], "sha256": "0" * 64}}, "for the images of"),
-        ({"version": 1}, "of version 2"),
+        ({"version": 1}, "of version 3"),
         ({"results": [{}]}, "something else"),
         ({"results": content["results"][1:]}, "in order"),
     ):

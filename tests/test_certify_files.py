@@ -16,6 +16,7 @@ from onelip import checker
 from onelip.certify import ProofError, certify, write_certificate
 from onelip.certify.certificate import WeightFile, digest
 from onelip.certify.images import images_hash
+from onelip.certify.margins import PAPER_RADII
 from onelip.cli.certify import run as certify_command
 from onelip.data import load_data
 from onelip.nn import MaxMin
@@ -47,7 +48,8 @@ def test_the_checker_accepts_every_operation(everything):
     assert verdict["accepted"]
     assert verdict["error"] == found.proof.error
     assert verdict["certified"] == found.certified() > 0
-    assert verdict["cra"] == found.cra()
+    assert {radius: n / verdict["count"] for radius, n in verdict["cra"].items()} == found.cra((0.0, *PAPER_RADII))
+    assert verdict["cra"]["0"] / verdict["count"] == found.accuracy()
 
 
 def test_radii_of_the_summary_are_those_that_the_checker_reads(everything, tmp_path):
@@ -56,7 +58,7 @@ def test_radii_of_the_summary_are_those_that_the_checker_reads(everything, tmp_p
     radii = (0.1, 0.1234567, 36 / 255, 2.0)
     write_certificate(tmp_path / "cert.json", found, images, files, source="", radii=radii)
     verdict = checker.check(tmp_path / "cert.json", weights=folder / "plain.safetensors")
-    assert list(verdict["cra"]) == ["1/10", "1234567/10000000", "36/255", "2"]
+    assert list(verdict["cra"]) == ["0", "1/10", "1234567/10000000", "36/255", "2"]
     with pytest.raises(ProofError, match=r"at most nine digits.*got 0\.12345678901"):
         write_certificate(tmp_path / "other.json", found, images, files, source="", radii=[0.12345678901])
     assert not (tmp_path / "other.json").exists()
@@ -70,13 +72,12 @@ def test_the_file_says_what_was_found(everything):
     assert [float.fromhex(r["radius"]) for r in content["results"]] == found.radii.tolist()
     assert [r["pixels"] for r in content["results"]] == list(found.pixels)
     assert content["digest"] == digest({key: value for key, value in content.items() if key != "digest"})
-    assert content["digest"] != digest({**content, "version": 3})
+    assert content["digest"] != digest({**content, "version": 4})
     assert {node["op"] for node in content["nodes"]} >= {
         "affine",
         "normalize",
         "sum",
         "max",
-        "stack",
         "sort",
         "add",
         "join",

@@ -170,10 +170,12 @@ def test_integer_distances():
 
 
 def head(slope, loss, classes=3):
-    def table(value):
-        return [[0.0 if i == j else value for j in range(classes)] for i in range(classes)]
+    slopes = [[0.0 if i == j else slope for j in range(classes)] for i in range(classes)]
+    return Head(None, squared(slopes), slopes, loss)
 
-    return Head(None, table(slope), table(loss))
+
+def squared(slopes):
+    return [[Fraction(slope) ** 2 for slope in row] for row in slopes]
 
 
 def naive(logits, tables, entries):
@@ -185,7 +187,7 @@ def naive(logits, tables, entries):
             continue
         y = row.index(max(row))
         limits = [
-            (Fraction(row[y]) - Fraction(v) - Fraction(tables.loss[y][j])) / Fraction(tables.slope[y][j])
+            (Fraction(row[y]) - Fraction(v) - Fraction(tables.loss)) / Fraction(tables.slope[y][j])
             for j, v in enumerate(row)
             if j != y
         ]
@@ -236,8 +238,8 @@ def test_a_margin_equal_to_its_loss_is_not_above_it():
 
 def test_the_shortcut_keeps_classes_that_floats_cannot_tell_apart():
     """Two classes at the same distance but for the last place, through other slopes: estimates order them wrongly."""
-    slopes, losses = [1.1, 1.7], [1.3, 1.9]  # margins that nearly cancel against them
-    tables = Head(None, [[0.0, *slopes], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], [[0.0, *losses], [1.0] * 3, [1.0] * 3])
+    table, loss = [[0.0, 1.1, 1.7], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], 1.3  # margins nearly cancel against the loss
+    tables = Head(None, squared(table), table, loss)
     distance = 1e-6 * np.random.default_rng(0).random((400, 1))
-    logits = np.concatenate([np.ones((400, 1)), -(distance * slopes + np.subtract(losses, 1))], 1)
+    logits = np.concatenate([np.ones((400, 1)), -(distance * table[0][1:] + loss - 1)], 1)
     assert certified_radii(logits, tables, 4).tolist() == naive(logits, tables, 4)

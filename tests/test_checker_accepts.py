@@ -18,11 +18,11 @@ from _certified_networks import (
     rejected,
     small,
 )
-from _exact_layers import up_root
+from _exact_layers import up, up_power_root, up_root
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onelip.checker import check, norms, proof
+from onelip.checker import Rejected, check, norms, proof
 
 
 @pytest.mark.parametrize("make", [everything, quiet, small, no_head])
@@ -83,7 +83,8 @@ def test_other_numbers_of_axes(axes, tmp_path):
 def test_moving_nodes(tmp_path):
     net = Builder((2, 4, 4))
     unshuffled = lambda x: x.reshape(2, 2, 2, 2, 2).transpose(0, 2, 4, 1, 3).reshape(8, 2, 2)  # noqa: E731
-    net.exact("stack", (8, 2, 2), unshuffled, take=[[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]])
+    places = [0, 2, 8, 10, 1, 3, 9, 11, 4, 6, 12, 14, 5, 7, 13, 15]
+    net.scaled("max", (8, 2, 2), unshuffled, Fraction(1), take=[places])
     net.exact("join", (9, 2, 2), lambda x: np.pad(x, [(0, 1), (0, 0), (0, 0)]))
     sort = lambda x: -np.sort(-x.reshape(3, 3, 2, 2), axis=0).reshape(9, 2, 2)  # noqa: E731
     net.exact("sort", (9, 2, 2), sort, axis=0, group_size=3)
@@ -115,26 +116,36 @@ def test_ties_and_margins_within_the_loss_are_not_certified(tmp_path):
     content["results"][0]["class"] = 1
     content["summary"] = summary_of(content["results"])
     path.write_text(json.dumps(sealed(content)))
-    rejected(path, "result 0, class: expected 0, got 1")
+    rejected(path, "result 0: class: expected 0, got 1")
 
 
 def test_no_margin_and_no_slope():
     """Where no perturbation matters, a margin that only equals its loss certifies nothing."""
-    zero, one = Fraction(0), Fraction(1)
-    head = proof.Head([[zero, zero], [zero, zero]], [[zero, one], [one, zero]], [])
-    assert proof.radius_of([one, zero], 0, head, Fraction(5)) == 0
-    assert proof.radius_of([Fraction(2), zero], 0, head, Fraction(5)) == 5
+    zero, error = Fraction(0), Fraction(1, 8)
+    for margin, good in ((Fraction(1), False), (Fraction(2), True)):
+        for radius in (zero, Fraction(4)):
+            assert proof.is_radius(radius, [margin, zero], 0, [zero, zero], error, 17) == good
+        assert not proof.is_radius(Fraction(4), [margin, zero], 0, [zero, zero], error, 16)  # it stays below sqrt(n)
+
+
+def test_radii_are_strict_in_every_pair():
+    logits, squares = [Fraction(v) for v in (5, 1, 0)], [Fraction(v) for v in (0, 4, 1)]
+    for radius, good in ((2, False), (Fraction(2) - Fraction(1, 2**60), True)):  # 4 / 2 and 5 / 1
+        assert proof.is_radius(Fraction(radius), logits, 0, squares, Fraction(0), 100) == good
+    assert not proof.is_radius(Fraction(0), [Fraction(1), Fraction(1)], 0, [Fraction(0)] * 2, Fraction(0), 100)
 
 
 @settings(max_examples=50)
-@given(st.fractions(min_value=0, max_value=10**40), st.integers(-700, 700))
-def test_rounding(x, e):
+@given(st.fractions(min_value=0, max_value=10**40), st.integers(-200, 200), st.sampled_from([1, 2, 4, 8]))
+def test_numbers_are_the_smallest(x, e, power):
     x *= Fraction(2) ** e
-    for found, is_above in ((norms.up(x), lambda v: v >= x), (norms.up_root(x), lambda v: v * v >= x)):
-        assert is_above(found)
-        assert found == 0 or not is_above(Fraction(math.nextafter(float(found), 0.0)))
-    low = norms.below(x)
-    assert low < x <= Fraction(math.nextafter(float(low), math.inf))
+    v = up(x) if power == 1 else up_power_root(x, power)
+    assert norms.least({"v": str(v)}, "v", x, power) == v
+    wrong = [Fraction(math.nextafter(float(v), math.inf)), v + Fraction(1, 2**1100), -v]
+    wrong.append(Fraction(math.nextafter(float(v), 0.0)))
+    for other in wrong if v else wrong[:2]:
+        with pytest.raises(Rejected, match="v: not the smallest"):
+            norms.least({"v": str(other)}, "v", x, power)
 
 
 @settings(max_examples=50)
@@ -169,6 +180,8 @@ def layers_of_every_kind():
         "transposed grouped": [nn.ConvTranspose2d(4, 6, 3, stride=(1, 2), groups=2, dilation=(2, 1))],
         "global average": [lip.LipschitzAvgPool2d(None)],
         "maximum": [nn.MaxPool2d(3, stride=2, padding=1)],
+        "windows larger than half of the image": [nn.MaxPool2d(5, stride=1), nn.AvgPool2d(2, stride=1)],
+        "windows around the image": [nn.MaxPool2d((6, 5), stride=1, padding=(3, 2), dilation=1)],
         "channels": [lip.ConcatenationPool2d(2), lip.PadChannels(18), lip.MaxMin(), lip.FirstChannels(5), lip.Abs()],
         "residual": [Block()],
         "aol": [lip.AOLConv2d(4, 8, 3, padding=1), lip.MaxMin()],

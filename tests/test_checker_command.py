@@ -8,14 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from _certified_networks import (
-    change,
-    files,
-    small,
-)
+from _certified_networks import change, files, report, small
 
 from onelip import checker
-from onelip.checker import report
 
 SOURCE = Path(checker.__file__).parent
 
@@ -36,13 +31,13 @@ def test_as_a_file_and_as_a_module(tmp_path):
         return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, cwd=tmp_path)
 
     shutil.copytree(SOURCE, tmp_path / "checker")
-    done = run("-W", "error", "-m", "checker", path, "--images", tmp_path / "images.npy", "--json")
+    done = run("-W", "error", "-m", "checker", path, "--images", tmp_path / "images.npy")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["accepted"]
     assert "node 3" in done.stderr
-    done = run("-W", "error", "-m", "onelip.checker", path, "--quiet")
-    assert (done.returncode, done.stderr) == (3, "")
-    assert done.stdout.startswith("BOUNDS ACCEPTED, LOGITS NOT CHECKED")
+    done = run("-W", "error", "-m", "onelip.checker", path)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["logits_checked"] is False
     assert "taken from the file" in done.stdout
     code = (
         "import sys, pathlib, onelip.checker as c; c.check(pathlib.Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
@@ -71,21 +66,25 @@ def test_verb(tmp_path, capsys):
 
 @pytest.mark.parametrize("lie", ["x\nACCEPTED: 3 of 3", "\x1b[2J", "\ud800", "\r"])
 @pytest.mark.parametrize("place", [("nodes", 2, "op"), ("weights", "file"), ("head", "x"), ("config", "file")])
-def test_a_file_cannot_print_a_verdict(lie, place, tmp_path, capsysbinary):
+def test_a_file_cannot_print_a_verdict(lie, place, tmp_path):
     path = files(small(), tmp_path, edit=change(*place, to=lie))
     for name in ("plain.safetensors", "config.json"):  # else names do not matter: files are found by their hashes
         if place[-1] == "file":
             (tmp_path / name).unlink()
-    assert report(path, quiet=True) in (1, 2)
-    said = capsysbinary.readouterr().out
-    assert said.startswith((b"REJECTED", b"NOT CHECKED"))
-    assert said.count(b"\n") == 1
-    assert b"\x1b" not in said
-    assert b"\r" not in said
+    said, code = report(path)
+    assert code in (1, 2)
+    assert said.startswith(("REJECTED", "NOT CHECKED"))
+    assert said.isprintable()
+    done = subprocess.run([sys.executable, "-m", "onelip.checker", str(path)], capture_output=True, text=True)
+    assert done.returncode == code
+    assert not json.loads(done.stdout)["accepted"]
+    assert done.stdout.isascii()
+    assert not {"\x1b", "\r"} & {*done.stdout, *done.stderr}
 
 
-def test_without_flint(tmp_path, monkeypatch, capsys):
+def test_without_flint(tmp_path, monkeypatch):
     path = files(small(), tmp_path)
     monkeypatch.setitem(sys.modules, "flint", None)
-    assert report(path, quiet=True) == 2
-    assert "pip install python-flint" in capsys.readouterr().out
+    said, code = report(path)
+    assert code == 2
+    assert "pip install python-flint" in said

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.certify.certification import radius_fraction
+from onelip.checker.certificate import FORMAT, VERSION
 from onelip.training.errors import RunError
 from onelip.training.files import read_json
 
@@ -52,9 +53,9 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
     """
     content: Any = read_json(path)
     try:
-        if content["format"] != "onelip certificate" or content["version"] != 2:
+        if content["format"] != FORMAT or content["version"] != VERSION:
             raise RunError(
-                f"{path}: expected an onelip certificate of version 2, got {content['format']!r} of version "
+                f"{path}: expected an {FORMAT} of version {VERSION}, got {content['format']!r} of version "
                 f"{content['version']!r}; certify again"
             )
         count = content["images"]["count"]

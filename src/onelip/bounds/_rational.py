@@ -53,3 +53,16 @@ def repeated_root(x: Fraction, times: int) -> Fraction:
     for _ in range(times):
         x = Fraction(up_root(x))
     return x
+
+
+def up_root_of_power(x: Fraction, times: int) -> float:
+    """The smallest float64 whose power 2^times is at least x: repeated roots are rounded up each time, this one once.
+
+    Example:
+        >>> up_root_of_power(Fraction(16), 2)
+        2.0
+    """
+    root, power = float(repeated_root(x, times)), 2**times
+    while root > 0 and Fraction(math.nextafter(root, 0.0)) ** power >= x:
+        root = math.nextafter(root, 0.0)
+    return root

@@ -4,7 +4,7 @@ Stored weights are integers times one power of two, W = 2^e M. With G = M^T M in
 kernel over offsets for convolutions, a witness of `onelip.bounds.fast` is evaluated as it stands:
 
     schur       square = max_i sum_j |G_ij| q_j / q_i * 4^e                             for t = 1 step
-                square = the root of max_i sum_j |M_t|_ij q_j / q_i, rounded up         t - 1 times, M_{t+1} = M_t M_t
+                square = v^2, v the least float64 with v^(2^t) >= max_i sum_j |M_t|_ij q_j / q_i, M_{t+1} = M_t M_t
     cholesky    square = S, if some R makes the row sums of |(S - delta) I - G - R^T R| at most delta = 2^-32 S
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from onelip.bounds import _floats
 from onelip.bounds._cholesky import margin
 from onelip.bounds._kernel import Offset, half_of_offsets
-from onelip.bounds._rational import repeated_root, up_root
+from onelip.bounds._rational import up_root, up_root_of_power
 from onelip.bounds._remainders import absolute_gram_sums
 from onelip.bounds.fast import candidates
 from onelip.bounds.witness import ZERO, ExactBound, ProofFailed, Witness
@@ -177,7 +177,8 @@ def _schur(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:
             blocks = _completed(_gram(blocks))
         sums = _absolute_sums(blocks) * flint.fmpz_mat(len(q), 1, list(q))
         largest = max(largest, *(Fraction(int(s), q_i) for s, q_i in zip(sums.entries(), q, strict=True)))
-    return repeated_root(largest * Fraction(4) ** (exponent * 2 ** (steps - 1)), steps - 1)
+    power = largest * Fraction(4) ** (exponent * 2 ** (steps - 1))  # of ||W||^(2^steps)
+    return power if steps == 1 else Fraction(up_root_of_power(power, steps)) ** 2
 
 
 def _cholesky(groups: list[Blocks], exponent: int, witness: Witness) -> Fraction:

@@ -1,8 +1,8 @@
 """The certificate file: everything that somebody else needs to prove the radii again, without this library.
 
-The file names the weights by their hash and repeats no number that the checker does not compute itself; it demands
-equality with all of them. Floats are written as float.hex(), bounds on squared norms as fractions, so nothing is lost
-in the writing. docs/certificates.md tells the format.
+The file names the weights by their hash and has no number that the checker does not prove or compute itself. What is
+computed is written as float.hex(), what is proved as a fraction, so nothing is lost in the writing.
+docs/certificates.md tells the format.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from onelip.certify.margins import PAPER_RADII
 from onelip.certify.normal_form import normal_form
 from onelip.certify.program import Operation
 from onelip.certify.proof import LayerBound, Proof
-from onelip.certify.rounding import ProofError, up_root
+from onelip.certify.rounding import ProofError
 from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 
 
@@ -129,8 +129,8 @@ def make_certificate(
             "shape": list(images.shape[1:]),
         },
         "preprocessing": {"divide_by": 255 if images.dtype == torch.uint8 else 1},
-        "nodes": [_node(proof, index) for index in range(len(proof.program.nodes))],
-        "head": _head(proof),
+        "nodes": [_node(proof, index) for index in range(count_nodes(proof.program.nodes, proof.head.node))],
+        "head": {"classes": proof.program.classes, "pairs": proof.head.node is not None},
         "results": _results(certification),
         "summary": _summary(certification, radii),
     }
@@ -194,6 +194,11 @@ def _check_weights(proof: Proof, path: Path) -> None:
                 raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
 
 
+def count_nodes(nodes: Sequence[Operation], head: int | None) -> int:
+    """How many a file tells: what comes after the linear node that gives the logits only keeps its first entries."""
+    return len(nodes) if head is None else head + 1
+
+
 def node_settings(nodes: Sequence[Operation], index: int) -> dict[str, Any]:
     """What a file tells of a node besides what is proved of it."""
     node = nodes[index]
@@ -206,45 +211,23 @@ def _node(proof: Proof, index: int) -> dict[str, Any]:
     content = node_settings(nodes, index)
     if bound is not None:
         content["bound"] = _bound(bound, nodes[index])
-    for name in ("sigma", "absolute", "bias_norm", "lipschitz", "norm", "error"):
-        value = getattr(state, name)
+    for name, value in vars(state).items():
         if value is not None:
-            content[name] = value.hex()
+            content[name] = str(Fraction(value))
     return content
 
 
 def _bound(bound: LayerBound, node: Operation) -> dict[str, Any]:
-    witness, square = bound.witness, bound.square
+    witness = bound.witness
+    if witness.kind == "cholesky":
+        return {"kind": "cholesky", "side": witness.side}
     scale = witness.scale or ()
     if witness.kind == "zero":  # any positive numbers show that the Gram operator of no weights is 0
         assert node.geometry is not None
         groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.shape, witness.side)
         scale = ((1,) * columns,) * groups
-    return {
-        "kind": "cholesky" if witness.kind == "cholesky" else "schur",
-        "side": witness.side,
-        "steps": witness.steps,
-        "square": f"{square.numerator}/{square.denominator}",
-        "scale": [list(group) for group in scale],
-    }
-
-
-def _head(proof: Proof) -> dict[str, Any]:
-    head, classes = proof.head, range(proof.program.classes)
-    # Where one number serves all pairs, logits are taken for rows at right angles, without a rounding of their own.
-    root = up_root(Fraction(2))
-    distance = head.distance or [[0.0 if i == j else root for j in classes] for i in classes]
-    return {
-        "node": head.node,
-        "distance": _hex_table(distance),
-        "rounding": [x.hex() for x in head.rounding or [0.0] * len(classes)],
-        "slope": _hex_table(head.slope),
-        "loss": _hex_table(head.loss),
-    }
-
-
-def _hex_table(table: list[list[float]]) -> list[list[str]]:
-    return [[x.hex() for x in row] for row in table]
+    rows = [" ".join(map(str, group)) for group in scale]  # as texts: whole numbers of a file have ten digits at most
+    return {"kind": "schur", "side": witness.side, "steps": witness.steps, "scale": rows}
 
 
 def _results(certification: Certification) -> list[dict[str, Any]]:
@@ -271,10 +254,12 @@ def _results(certification: Certification) -> list[dict[str, Any]]:
 
 
 def _summary(certification: Certification, radii: Sequence[float]) -> dict[str, Any]:
-    summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified()}
+    """Numbers of images: all, those with a radius, and by radius those with the right class and at least that one."""
+    summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified(), "cra": {}}
     if certification.labels is not None:
         odd = [radius for radius in radii if "." in radius_name(radius) or "e" in radius_name(radius)]
         if odd:
             raise ProofError(f"expected radii of at most nine digits in a certificate file, got {odd[0]!r}; round it")
-        summary |= {"accuracy": certification.accuracy(), "cra": certification.cra(radii)}
+        shares = certification.cra((0.0, *radii))
+        summary["cra"] = {radius: round(share * len(certification.classes)) for radius, share in shares.items()}
     return summary

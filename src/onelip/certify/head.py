@@ -1,18 +1,16 @@
-"""From the bounds of the nodes to the loss of every pair of logits.
+"""From the bounds of the nodes to what can change the order of two logits.
 
-The difference f_y - f_j of two logits is slope_yj-Lipschitz in the input, and its computed value is within loss_yj / 4
-of the real one, at the image and at every perturbed image. So at an image with computed logits f^ the decision y holds
-at every distance R with
+A computed logit is within error of its real value, at the image and at every perturbed image, and the difference
+f_y - f_j is slope_yj-Lipschitz in the input. So at an image with computed logits f^ the decision y holds at every
+distance R with
 
-    f^_y - f^_j > slope_yj R + loss_yj    for all j != y,
+    f^_y - f^_j > slope_yj R + 8 error    for all j != y,
 
-and half of the loss would do. The other half is for the logits of a file: a checker that runs the program itself can
-only tell that they are within what two runs may differ by, loss_yj / 2, of its own.
+and half of that loss would do: two errors at x, two at x'. The other half is for the logits of a file: a checker that
+runs the program itself can only tell that they are within what two runs may differ by, 2 error, of its own.
 
-Where logits are rows of a linear node H with the input node P, slope_yj = ||w_y - w_j|| lipschitz_P: the true distance
-of two rows, where sqrt(2) ||W|| would serve any two. Each row is rounded by itself,
-rounding_k = gamma (||w_k|| (norm_P + error_P) + |b_k|) + underflow, and loss_yj = 4 ||w_y - w_j|| error_P +
-4 (rounding_y + rounding_j).
+Where logits are rows of a linear node with the input node P, slope_yj = ||w_y - w_j|| lipschitz_P: the true distance of
+two rows, where sqrt(2) ||W|| would serve any two. It is kept as a square, which is a fraction.
 """
 
 import math
@@ -21,10 +19,10 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from onelip.certify.exact import squared_distances, squared_norm
+from onelip.certify.exact import squared_distances
 from onelip.certify.program import Operation, Program
-from onelip.certify.recursion import State, inner_length
-from onelip.certify.rounding import ETA, gamma, up, up_root
+from onelip.certify.recursion import State
+from onelip.certify.rounding import up_root
 
 # Pairs of rows grow with the square of the classes; beyond this one number serves all pairs.
 MOST_CLASSES_WITH_PAIRS = 128
@@ -34,32 +32,33 @@ _PASSES_LOGITS = ("first_channels", "flatten", "reshape", "identity")
 
 @dataclass(frozen=True)
 class Head:
-    """slope and loss of every pair of classes; zeros on the diagonal.
+    """What moves the logits of every pair of classes.
 
     Attributes:
-        node: the linear node whose rows the logits are; None where one number serves all pairs.
-        slope: (classes, classes).
-        loss: (classes, classes).
-        distance: ||w_y - w_j||, or None.
-        rounding: per class, or None.
+        node: the linear node whose first rows the logits are; None where one number serves all pairs.
+        squares: (classes, classes), squared slopes; zeros on the diagonal.
+        slope: their roots, rounded up.
+        loss: 8 error, exactly.
     """
 
     node: int | None
+    squares: list[list[Fraction]]
     slope: list[list[float]]
-    loss: list[list[float]]
-    distance: list[list[float]] | None = None
-    rounding: list[float] | None = None
+    loss: float
 
 
 def make_head(program: Program, states: list[State]) -> Head:
     """The tables of a program whose nodes are proved."""
-    node = _logits_node(program)
+    node = logits_node(program)
     if node is None:
         return same_for_all(program.classes, states[-1])
-    return _per_pair(program, node, states[program.nodes[node].inputs[0]])
+    rows = _rows(program.nodes[node])[: program.classes]  # (classes, inputs)
+    lipschitz = Fraction(states[program.nodes[node].inputs[0]].lipschitz)
+    squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
+    return _head(node, squares, states[node].error)
 
 
-def _logits_node(program: Program) -> int | None:
+def logits_node(program: Program) -> int | None:
     """The linear node whose first rows are the logits, if their differences can be read off it."""
     if program.classes > MOST_CLASSES_WITH_PAIRS:
         return None
@@ -76,38 +75,15 @@ def _logits_node(program: Program) -> int | None:
 
 
 def same_for_all(classes: int, output: State) -> Head:
-    """sqrt(2) times the constant and the error of all logits: true of every pair."""
-    root = Fraction(up_root(Fraction(2)))
-    slope, loss = up(root * Fraction(output.lipschitz)), up(4 * root * Fraction(output.error))
-    return Head(None, _off_diagonal(classes, slope), _off_diagonal(classes, loss))
+    """sqrt(2) times the constant of all logits: true of every pair."""
+    square = 2 * Fraction(output.lipschitz) ** 2
+    squares = [[Fraction(0) if i == j else square for j in range(classes)] for i in range(classes)]
+    return _head(None, squares, output.error)
 
 
-def _off_diagonal(classes: int, value: float) -> list[list[float]]:
-    return [[0.0 if i == j else value for j in range(classes)] for i in range(classes)]
-
-
-def _per_pair(program: Program, index: int, before: State) -> Head:
-    node, classes = program.nodes[index], program.classes
-    rows = _rows(node)[:classes]  # (classes, inputs)
-    lipschitz, norm, error = before.fractions
-    distance = [[up_root(square) for square in line] for line in squared_distances(rows)]
-    terms = inner_length(node)
-    biases = [0.0] * classes if node.bias is None else node.bias[:classes].tolist()
-    rounding = [
-        up(
-            gamma(terms) * (Fraction(up_root(squared_norm(row))) * (norm + error) + abs(Fraction(b)))
-            + (terms + 2) * ETA
-        )
-        for row, b in zip(rows, biases, strict=True)
-    ]
-    slope, loss = _off_diagonal(classes, 0.0), _off_diagonal(classes, 0.0)
-    for i in range(classes):
-        for j in range(classes):
-            if i != j:
-                d = Fraction(distance[i][j])
-                slope[i][j] = up(d * lipschitz)
-                loss[i][j] = up(4 * d * error + 4 * (Fraction(rounding[i]) + Fraction(rounding[j])))
-    return Head(index, slope, loss, distance, rounding)
+def _head(node: int | None, squares: list[list[Fraction]], error: float) -> Head:
+    roots = {square: up_root(square) for row in squares for square in row}
+    return Head(node, squares, [[roots[square] for square in row] for row in squares], 8 * error)
 
 
 def _rows(node: Operation) -> Tensor:

@@ -5,7 +5,7 @@ Each operation becomes one node that computes the same numbers in the same way, 
     affine, potential   linear layers (without axes) and convolutions. Of the padding only the left part, `offset`, is
                         told: the right part and `output_padding` only decide how many pixels there are, see `shape`.
     join                all entries, one input after the other, cut or filled up with zeros to those of `shape`
-    stack, max, sum     windows of pixels, listed; a stack has each place of the window as a channel
+    max, sum            windows of pixels, listed; windows of one pixel only move them
     sort                groups along an axis, in falling order; MaxMin has groups of 2
     relu, abs, add, scale, normalize
 
@@ -19,7 +19,6 @@ from typing import Any
 from onelip.certify.program import Operation
 
 _JOINS = ("flatten", "reshape", "identity", "concat", "first_channels", "pad_channels")
-_WINDOWS = {"concatenate": "stack", "max_pool": "max", "avg_pool": "sum"}
 
 
 def normal_form(node: Operation, before: tuple[int, ...]) -> dict[str, Any]:
@@ -35,9 +34,12 @@ def normal_form(node: Operation, before: tuple[int, ...]) -> dict[str, Any]:
         return _layer(node)
     if node.op in _JOINS:
         return {"op": "join"}
-    if node.op in _WINDOWS:
-        factor = {"factor": node.settings["scale"]} if node.op == "avg_pool" else {}
-        return {"op": _WINDOWS[node.op], "take": _pixels(node, before[1:]), **factor}
+    if node.op == "concatenate":  # each place of a window becomes a channel
+        return {"op": "max", "take": [[i for place in _pixels(node, before[1:]) for i in place]]}
+    if node.op == "max_pool":
+        return {"op": "max", "take": _pixels(node, before[1:])}
+    if node.op == "avg_pool":
+        return {"op": "sum", "take": _pixels(node, before[1:]), "factor": node.settings["scale"]}
     if node.op in ("maxmin", "groupsort"):
         return {"op": "sort", "axis": node.settings["axis"], "group_size": node.settings.get("group_size", 2)}
     return {"op": node.op, **node.settings}

@@ -1,10 +1,10 @@
 """From computed logits to certified radii, by the tables of a head; exact where it decides, fast where it does not.
 
-    R_j = (f^_y - f^_j - loss_yj) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
+    R_j = (f^_y - f^_j - loss) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
 
-The quotient is taken in fractions. Float64 only tells which j can attain the minimum: its estimate of R_j is off by a
-few units in the last place of the margin, and every j that is not beyond the minimum by far more than that is computed
-exactly.
+The quotient is taken in fractions, squared, as the slopes are. Float64 only tells which j can attain the minimum: its
+estimate of R_j is off by a few units in the last place of the margin, and every j that is not beyond the minimum by far
+more than that is computed exactly.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onelip.certify.head import Head
-from onelip.certify.rounding import below, root_below
+from onelip.certify.rounding import root_below
 
 # Relative slack of the float64 estimate; its true error is a few 2^-53.
 _SLACK = 2.0**-40
@@ -66,7 +66,7 @@ def pixel_distance(radius: float) -> int | None:
 def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The class of each row, and which others can attain the minimum; in doubt they can."""
     classes = logits.argmax(1)
-    slope, loss = np.asarray(head.slope)[classes], np.asarray(head.loss)[classes]
+    slope, loss = np.asarray(head.slope)[classes], head.loss
     with np.errstate(all="ignore"):
         margin = np.take_along_axis(logits, classes[:, None], 1) - logits
         estimate = (margin - loss) / slope
@@ -81,14 +81,14 @@ def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[
 
 def _exact_radius(logits: Floats, y: int, others: NDArray[np.int64], head: Head) -> float:
     nearest: Fraction | None = None
-    best = Fraction(float(logits[y]))
+    best = Fraction(float(logits[y])) - Fraction(head.loss)
     for j in others.tolist():
-        left = best - Fraction(float(logits[j])) - Fraction(head.loss[y][j])
+        left = best - Fraction(float(logits[j]))
         if not left > 0:
             return 0.0
-        if head.slope[y][j] > 0:
-            radius = left / Fraction(head.slope[y][j])
-            nearest = radius if nearest is None else min(nearest, radius)
+        if head.squares[y][j] > 0:
+            square = left**2 / head.squares[y][j]
+            nearest = square if nearest is None else min(nearest, square)
     if nearest is None:
         return math.inf  # rows alike but for their biases: no perturbation exchanges them
-    return max(below(nearest), 0.0)
+    return root_below(nearest)

@@ -31,6 +31,7 @@ rho = sqrt(4 n), also outside of [0, 1].
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,7 +43,9 @@ from onelip.certify.rounding import ETA, LIMIT, UNIT, ProofError, gamma, up, up_
 
 @dataclass(frozen=True)
 class State:
-    """What is proved of a node; `sigma`, `absolute` and `bias_norm` only of those with a weight."""
+    """What is proved of a node; `sigma`, `absolute` and `bias_norm` only of those with a weight, `constant` only of
+    those with windows, `mean_norm` of a standardisation.
+    """
 
     lipschitz: float
     norm: float
@@ -50,6 +53,8 @@ class State:
     sigma: float | None = None
     absolute: float | None = None
     bias_norm: float | None = None
+    constant: float | None = None
+    mean_norm: float | None = None
 
     @property
     def fractions(self) -> tuple[Fraction, Fraction, Fraction]:
@@ -156,25 +161,34 @@ def _norms(node: Operation, square: Fraction) -> tuple[Fraction, Fraction, Fract
 
 def _unchanged(node: Operation, inputs: Sequence[State]) -> State:
     (before,) = inputs
-    return State(before.lipschitz, before.norm, before.error)
+    # Windows that tile the image hold each pixel once.
+    constant = 1.0 if node.op == "concatenate" else None
+    return State(before.lipschitz, before.norm, before.error, constant=constant)
 
 
 def _max_pool(node: Operation, inputs: Sequence[State]) -> State:
-    kernel, stride, dilation = (node.settings[key] for key in ("kernel", "stride", "dilation"))
-    # The windows that read one pixel use taps of one class modulo s / gcd(s, d).
-    readers = math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, stride, dilation, strict=True))
-    factor = Fraction(up_root(Fraction(readers)))
+    factor = Fraction(up_root(Fraction(_most_windows(node))))
     lipschitz, norm, error = (up(factor * x) for x in inputs[0].fractions)
-    return State(lipschitz, norm, error)
+    return State(lipschitz, norm, error, constant=float(factor))
+
+
+def _most_windows(node: Operation) -> int:
+    """That one pixel lies in, counted axis by axis: near a border, and in small images, there are fewer."""
+    kernel, stride, sizes = (node.settings[key] for key in ("kernel", "stride", "sizes"))
+    padding = node.settings.get("padding", [0] * len(kernel))
+    dilation = node.settings.get("dilation", [1] * len(kernel))
+    most = 1
+    for k, s, p, d, n, out in zip(kernel, stride, padding, dilation, sizes, node.shape[1:], strict=True):
+        met = Counter(s * o + d * t - p for o in range(out) for t in range(k))
+        most *= max(met[pixel] for pixel in range(n))
+    return most
 
 
 def _avg_pool(node: Operation, inputs: Sequence[State]) -> State:
-    kernel, stride = node.settings["kernel"], node.settings["stride"]
-    size = math.prod(kernel)
-    readers = math.prod(-(-k // s) for k, s in zip(kernel, stride, strict=True))
+    size = math.prod(node.settings["kernel"])
     scale = _constant(node, "scale")
-    # Schur test: rows sum to scale * size, columns to at most scale * readers.
-    factor = Fraction(up_root(scale**2 * readers * size))
+    # Schur test: rows sum to scale * size, columns to at most scale times the windows that hold a pixel.
+    factor = Fraction(up_root(scale**2 * _most_windows(node) * size))
     lipschitz, norm, error = inputs[0].fractions
     # size - 1 sums, a division, a product, and the rounding of the scale itself: below gamma of size + 2 terms.
     underflow = (size + 2) * ETA * math.prod(node.shape)
@@ -182,6 +196,7 @@ def _avg_pool(node: Operation, inputs: Sequence[State]) -> State:
         up(factor * lipschitz),
         up(factor * norm),
         up(factor * error + gamma(size + 2) * factor * (norm + error) + underflow),
+        constant=float(factor),
     )
 
 
@@ -198,6 +213,7 @@ def _normalize(node: Operation, inputs: Sequence[State]) -> State:
         up(lipschitz / least),
         up((norm + mean) / least),
         up((error + gamma(2) * size) / least + 4 * ETA * math.prod(node.shape)),
+        mean_norm=float(mean),
     )
 
 

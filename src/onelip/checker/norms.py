@@ -1,4 +1,4 @@
-"""||W||^2 <= square for a linear layer or convolution W, in whole numbers; and the roundings of exact fractions.
+"""Exact numbers, and ||W|| <= sigma for a linear layer or convolution W, in whole numbers.
 
 A layer with zero padding is a part of a convolution over all of Z^D, so its norm is not larger; around a circle entries
 of the Gram operator fold onto each other, and their absolute sums are not larger. Taps of different phase (program.py)
@@ -15,53 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from .reading import agree, fit, need
+from .reading import Told, need
 
-ZERO, ONE, U = Fraction(0), Fraction(1), Fraction(1, 2**53)
-
-# ---- numbers
+U = Fraction(1, 2**53)  # what a binary64 is rounded by, relatively
 
 
-def up(x: Fraction) -> Fraction:
-    """The smallest binary64 that is not below x >= 0."""
-    need(x < 2**1000, "a number is beyond the range of float64")
-    near = float(x)
-    return Fraction(near if Fraction(near) >= x else math.nextafter(near, math.inf))
+def number(text: str) -> Fraction:
+    """A float as float.hex() writes it; NaN and infinity are no fractions."""
+    return Fraction(float.fromhex(text))
 
 
-def below(x: Fraction) -> Fraction:
-    """The largest binary64 strictly below x.
-
-    Example:
-        >>> float(below(Fraction(1)))
-        0.9999999999999999
-    """
-    near = float(min(x, Fraction(2**1000)))
-    return Fraction(near if Fraction(near) < x else math.nextafter(near, -math.inf))
-
-
-def up_root(x: Fraction | int) -> Fraction:
-    """The smallest binary64 whose square is not below x >= 0.
-
-    Example:
-        >>> float(up_root(9)), up_root(2) ** 2 >= 2
-        (3.0, True)
-    """
-    x = Fraction(x)
-    shift = max(0, 64 - (x.numerator.bit_length() - x.denominator.bit_length()) // 2)
-    root = up(Fraction(math.isqrt((x.numerator << 2 * shift) // x.denominator), 1 << shift))  # never beyond the answer
-    while root**2 < x:
-        root = Fraction(math.nextafter(float(root), math.inf))
-    return root
+def least(told: Told, key: str, bound: Fraction | int, power: int = 1) -> Fraction:
+    """The number told under this key, which must be the smallest binary64 v >= 0 with v^power >= bound."""
+    v = Fraction(told[key])
+    lower = Fraction(math.nextafter(v, 0.0))
+    right = v >= 0 and v == float(v) and v**power >= bound and (v == 0 or lower**power < bound)
+    need(right and told[key] == str(v), f"{key}: not the smallest float64 that is proved, {told[key]!r:.80}")
+    return v
 
 
 def gamma(n: int) -> Fraction:
     """n roundings in a row, or in a tree, are off by at most this factor; n is far below 2^53 here."""
     return n * U / (1 - n * U)
-
-
-def squares(array: np.ndarray) -> Fraction:
-    return sum((Fraction(value) ** 2 for value in array.ravel().tolist()), ZERO)
 
 
 def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
@@ -75,6 +50,11 @@ def to_integers(array: np.ndarray) -> tuple[np.ndarray, int]:
     unit = max(denominator for _, denominator in ratios)  # a power of two
     whole = np.array([numerator * (unit // denominator) for numerator, denominator in ratios], object)
     return whole.reshape(array.shape), 1 - unit.bit_length()
+
+
+def squares(array: np.ndarray) -> Fraction:
+    whole, e = to_integers(array)
+    return int((whole**2).sum()) * Fraction(4) ** e
 
 
 def matrix(array: np.ndarray) -> Any:
@@ -100,8 +80,7 @@ def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], 
         phase = tuple(i % n for i, n in zip(t, p, strict=True))
         taps.setdefault(tap, np.zeros((*weight.shape[:3], *p), weight.dtype))[..., *phase] = weight[..., *t]
     taps = {tap: part.reshape(*part.shape[:2], -1) for tap, part in taps.items()}
-    need(len(taps) <= 2**10, "expected at most 2^10 taps of one phase")
-    far_are_columns = (side == "inputs") != layer.transposed
+    far_are_columns = {"inputs": True, "outputs": False}[side] != layer.transposed
     # For the other side taps would be mirrored too, which mirrors the Gram operator and leaves its sums as they are.
     return taps if far_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
 
@@ -145,21 +124,18 @@ def is_bounded(square: Fraction, whole: np.ndarray, e: int) -> bool:
     return max(row_sums(both - matrix(np.eye(n, dtype=int)) * wanted, [1] * n)) <= allowed
 
 
-def square_of(bound: Any, layer: Any, whole: np.ndarray, e: int) -> Fraction:
-    """The bound on ||W||^2 that the witness proves, W = 2^e whole; it must be the one that is written."""
-    fit(bound, "kind side steps scale square", "bound, ")
-    steps, scale, taps = bound["steps"], bound["scale"], kernels(whole, layer, bound["side"])
+def prove_sigma(node: Told, layer: Any, whole: np.ndarray, e: int) -> Fraction:
+    """sigma of the node, W = 2^e whole, by its witness."""
+    bound = node["bound"]
+    taps = kernels(whole, layer, bound["side"])
+    if bound["kind"] == "cholesky":
+        sigma, (parts,) = Fraction(node["sigma"]), taps.values()  # of one tap
+        need(sigma >= 0 and all(not m.any() or is_bounded(sigma**2, m, e) for m in parts), "sigma: not proved")
+        return sigma
+    steps, scale = bound["steps"], [[int(q) for q in group.split()] for group in bound["scale"]]
+    need(bound["kind"] == "schur" and steps in (1, 2, 3, 4), "bound: expected cholesky, or schur with 1 to 4 steps")
     groups, _, columns = next(iter(taps.values())).shape
-    if bound["kind"] == "schur":
-        right = [len(q) for q in scale] == [columns] * groups
-        need(right, f"bound, scale: expected {columns} integers for each of {groups} groups")
-        each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps) for g, q in enumerate(scale))
-        square = max(each) * Fraction(4) ** (e * 2 ** (steps - 1))
-        for _ in range(steps - 1):
-            square = up_root(square)
-    else:
-        need(len(taps) == steps == 1 and not scale, "bound: cholesky is for kernels of one tap, without steps")
-        square, (parts,) = Fraction(bound["square"]), taps.values()
-        need(all(not m.any() or is_bounded(square, m, e) for m in parts), "bound: the square is not proved")
-    agree(bound, {"square": f"{square.numerator}/{square.denominator}"}, "bound, ")
-    return square
+    right = [len(q) for q in scale] == [columns] * groups and min(map(min, scale)) > 0
+    need(right, f"scale: expected {columns} integers above 0 for each of {groups} groups")
+    each = (schur({t: matrix(part[g]) for t, part in taps.items()}, q, steps) for g, q in enumerate(scale))
+    return least(node, "sigma", max(each) * Fraction(4) ** (e * 2 ** (steps - 1)), 2**steps)

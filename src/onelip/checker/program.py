@@ -1,4 +1,4 @@
-"""Every kind of node: its form in the file, its program, and what it does to the three numbers of proof.py.
+"""Every kind of node: what the file tells of it, its program, and what it does to the three numbers of proof.py.
 
 Programs run on arrays (*sample, batch): the batch comes last, so that axes count as in the file. proof.py runs each of
 them once: what does not fit its input fails there, or does not make the `shape` that the file tells.
@@ -7,28 +7,16 @@ them once: what does not fit its input fails there, or does not make the `shape`
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .norms import ONE, ZERO, U, gamma, square_of, squares, to_integers, up_root
-from .reading import in_hex, need
+from .norms import U, gamma, least, number, prove_sigma, squares, to_integers
+from .reading import Told, need
 
 ETA = Fraction(1, 2**500)  # far above what an underflow can do to one operation
 LIMIT = 2**500  # below it nothing overflows
-Told = dict[str, Any]
 Tensors = dict[str, np.ndarray]
-
-LAYER = "weight bias groups transposed stride dilation offset circular bound sigma absolute bias_norm"
-KINDS = {
-    **dict.fromkeys(("input", "join", "add", "relu", "abs"), ""),
-    **dict.fromkeys(("affine", "potential"), LAYER),
-    **dict.fromkeys(("stack", "max"), "take"),
-    "sum": "take factor",
-    "scale": "factor",
-    "sort": "axis group_size",
-    "normalize": "mean std",
-}
 
 
 class Layer:
@@ -37,21 +25,20 @@ class Layer:
     where there are zeros. near += W_t far, or, transposed, far += W_t^T near. Without axes both sides have one pixel.
     """
 
-    def __init__(self, node: Told, pixels: list[int], out: list[int], tensors: Tensors):
-        names = [node["weight"], *([] if node["bias"] is None else [node["bias"]])]
-        need({*names} <= {*tensors}, f"expected tensors of the weight file, got {names}")
-        weight, self.transposed = tensors[node["weight"]], node["transposed"]
+    def __init__(self, node: Told, pixels: list[int], tensors: Tensors):
+        weight, out, self.transposed = tensors[node["weight"]], node["shape"][1:], node["transposed"]
         _, second, *kernel = weight.shape
         self.weight = weight.reshape(node["groups"], -1, second, *kernel)  # channels: near (groups, 1), far (groups, 2)
         outputs = len(self.weight) * self.weight.shape[2 if self.transposed else 1]
         self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]].reshape(outputs)
         need(max(np.abs(weight).max(), np.abs(self.bias).max()) < 2.0**500, "weights beyond 2^500")
         self.near, self.far = (pixels, out) if self.transposed else (out, pixels)
-        settings = (node[key] for key in ("stride", "dilation", "offset", "circular"))
+        settings = [node[key] for key in ("stride", "dilation", "offset", "circular")]
+        need({self.transposed, *settings[3]} <= {True, False}, "transposed, circular: expected true or false")
         self.axes, self.phases = list(zip(self.near, self.far, kernel, *settings, strict=True)), []
         for o, n, k, s, d, _, wraps in self.axes:
             once = s * (o - 1) < n and not self.transposed  # no output is there twice
-            need(once or not wraps, "circular, but transposed, or more than once around the circle")
+            need(min(s, d) > 0 and (once or not wraps), "expected strides above 0, and to go around a circle once")
             # With g = gcd(s, d) and t = (s / g) a + phase, tap t meets s (o + (d / g) a) + d phase - offset: taps of
             # different phases never meet a pixel, those of one are a convolution of stride 1 and dilation d / g, which
             # only renames offsets. Around a circle that needs s to divide its size; if it does not, the layer is a part
@@ -88,11 +75,9 @@ class Rule(NamedTuple):
     """
 
     run: Callable[..., np.ndarray]
-    factor: Fraction = ONE
-    shift: Fraction = ZERO
-    rounding: Fraction = ZERO
-    layer: Layer | None = None
-    derived: Told = {}  # noqa: RUF012
+    factor: Fraction | int = 1
+    shift: Fraction | int = 0
+    rounding: Fraction | int = 0
 
 
 def rounding_of(products: int, sums: Fraction, entries: int) -> Fraction:
@@ -104,21 +89,19 @@ def rounding_of(products: int, sums: Fraction, entries: int) -> Fraction:
 
 def rule_of_layer(node: Told, shape: list[int], size: Fraction, tensors: Tensors) -> Rule:
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
-    _, *out = node["shape"]
-    layer = Layer(node, shape[1:], out, tensors)
+    layer, positions = Layer(node, shape[1:], tensors), math.prod(node["shape"][1:])
     channels = shape[0] if node["op"] == "potential" else layer.bias.size
     need(node["shape"][0] == channels, f"shape: expected {channels} channels, got {node['shape']}")
     whole, e = to_integers(layer.weight)
     sums = np.abs(whole).reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
-    A = up_root(int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e)  # by Schur
-    B = up_root(squares(layer.bias) * math.prod(out))
-    sigma = up_root(square_of(node["bound"], layer, whole, e))
-    derived = {"sigma": in_hex(sigma), "absolute": in_hex(A), "bias_norm": in_hex(B)}
+    schur = int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e
+    sigma, A = prove_sigma(node, layer, whole, e), least(node, "absolute", schur, 2)
+    B = least(node, "bias_norm", squares(layer.bias) * positions, 2)
     bias = layer.bias.reshape(-1, *(1,) * len(node["shape"]))
     run = lambda x: layer.run(x, layer.transposed) + bias  # noqa: E731
-    one = rounding_of(layer.products(layer.transposed), A * size + B, layer.bias.size * math.prod(out))
+    one = rounding_of(layer.products(layer.transposed), A * size + B, layer.bias.size * positions)
     if node["op"] == "affine":
-        return Rule(run, sigma, B, one, layer, derived)
+        return Rule(run, sigma, B, one)
     # f(x) = x - 2 V^T relu(V x + b): f(x) - f(y) = (I - 2 V^T D V) (x - y) with D diagonal, its entries in [0, 1], and
     # 0 <= V^T D V <= sigma^2. f(0) is -2 V^T relu(b). The program's V x + b is off by `one`, and so is relu of it; what
     # goes to V^T is not longer than `inside`, and its sums are off by `two`. Doubling is exact; the difference, at most
@@ -130,38 +113,35 @@ def rule_of_layer(node: Told, shape: list[int], size: Fraction, tensors: Tensors
     need(reach < LIMIT, "might overflow")
     rounding = 2 * (sigma * one + two) + U * reach + 2 * ETA * math.prod(shape)
     both = lambda x: x - 2.0 * layer.run(np.maximum(run(x), 0.0), True)  # noqa: E731
-    return Rule(both, max(ONE, 2 * sigma**2 - 1), 2 * sigma * B, rounding, None, derived)
+    return Rule(both, max(1, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
 
 
 def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fraction) -> Rule:
-    """take[k][i] is the pixel that window i has as its k-th, -1 for none. In each channel: all of them ("stack"), the
-    largest, or the sum times a factor.
+    """take[k][i] is the pixel that window i has as its k-th, -1 for none. In each channel the largest of a window, or
+    the sum times a factor; windows of one pixel only move them.
     """
-    op, take, K = node["op"], np.array(node["take"]), len(node["take"])
-    made = shape[0] * (take.size if op == "stack" else take[0].size)
-    need(made == math.prod(node["shape"]), f"shape: expected {made} entries, got {node['shape']}")
+    take, K, is_sum = np.array(node["take"]), len(node["take"]), node["op"] == "sum"
     m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
-    reduced = {"stack": lambda v: v, "max": lambda v: v.max(axis=1), "sum": lambda v: v.sum(axis=1) * float(scale)}[op]
 
     def run(x: np.ndarray) -> np.ndarray:
         seen = x.reshape(shape[0], -1, x.shape[-1])[:, take]
-        seen = np.where(take[..., None] < 0, -np.inf if op == "max" else 0.0, seen)
-        return reduced(seen).reshape(*node["shape"], x.shape[-1])
+        seen = np.where(take[..., None] < 0, 0.0 if is_sum else -np.inf, seen)
+        return (seen.sum(axis=1) * float(scale) if is_sum else seen.max(axis=1)).reshape(*node["shape"], x.shape[-1])
 
-    if op != "sum":
-        return Rule(run, up_root(m))
-    factor = up_root(scale**2 * K * m)  # by Schur: row sums are scale K, column sums scale m
-    return Rule(run, factor, ZERO, gamma(K + 4) * factor * size + (K + 2) * ETA * math.prod(node["shape"]))
+    if not is_sum:
+        return Rule(run, least(node, "constant", m, 2))
+    constant = least(node, "constant", scale**2 * K * m, 2)  # by Schur: row sums are scale K, column sums scale m
+    return Rule(run, constant, 0, gamma(K + 4) * constant * size + (K + 2) * ETA * math.prod(node["shape"]))
 
 
 def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensors) -> Rule:
     """For inputs of these shapes, all of them together not longer than `size`."""
     op, shape, entries = node["op"], shapes[0], math.prod(shapes[0])
-    c = Fraction(float.fromhex(node.get("factor", "0")))
+    c = number(node["factor"]) if op in ("sum", "scale") else Fraction(1)
     need(abs(c) < LIMIT, "factor beyond 2^500")
     if op in ("affine", "potential"):
         return rule_of_layer(node, shape, size, tensors)
-    if op in ("stack", "max", "sum"):
+    if op in ("max", "sum"):
         return rule_of_windows(node, shape, size, c)
     if op == "join":  # all entries, one input after the other, cut or filled up with zeros to those of the new shape
 
@@ -178,12 +158,13 @@ def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensor
         mean, std = (tensors[node[key]].reshape(shape[0], *(1,) * len(shape)) for key in ("mean", "std"))
         bounded = (np.abs(mean) < 2.0**500).all() and ((std >= 2.0**-500) & (std < 2.0**500)).all()
         need(bounded, "expected |mean| < 2^500 and a std from 2^-500 to 2^500")
-        factor, M = 1 / Fraction(float(std.min())), up_root(squares(mean) * math.prod(shape[1:]))
+        factor, M = 1 / Fraction(float(std.min())), least(node, "mean_norm", squares(mean) * math.prod(shape[1:]), 2)
         rounding = factor * gamma(4) * (size + M) + 4 * ETA * entries
         return Rule(lambda x: (x - mean) / std, factor, factor * M, rounding)
     if op == "scale":
-        return Rule(lambda x: x * float(c), abs(c), ZERO, U * abs(c) * size + ETA * entries)
+        return Rule(lambda x: x * float(c), abs(c), 0, U * abs(c) * size + ETA * entries)
     if op == "add":
         need(shapes[0] == shapes[1], "expected equal shapes")
-        return Rule(np.add, ONE, ZERO, U * size + ETA * entries)
-    return Rule({"relu": lambda x: np.maximum(x, 0.0), "abs": np.abs}[op])
+        return Rule(np.add, 1, 0, U * size + ETA * entries)
+    need(op in ("relu", "abs"), "no rule for it; of a newer version?")
+    return Rule(np.abs if op == "abs" else lambda x: np.maximum(x, 0.0))

@@ -10,130 +10,80 @@ Images lie in [0, 1]^n, and no radius is above sqrt(n), so no perturbed image is
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .norms import ONE, ZERO, U, below, gamma, matrix, to_integers, up, up_root
-from .program import ETA, KINDS, LIMIT, Layer, Rule, Tensors, Told, rule_of
-from .reading import Rejected, agree, fit, in_hex, need
+from .norms import U, least, matrix, to_integers
+from .program import ETA, LIMIT, Layer, Rule, Tensors, rule_of
+from .reading import Told, about, need
 
 
 class Node(NamedTuple):
-    """What is proved of a node, what the file says of it, and what it does."""
+    """What is proved of a node, and its program."""
 
     lipschitz: Fraction
     norm: Fraction
     error: Fraction
-    told: Told
-    rule: Rule
+    shape: list[int]
+    run: Callable[..., np.ndarray]
 
 
 def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
     """The numbers of a node; those of the file must be the same."""
-    op, shape, inputs = told["op"], told["shape"], told["inputs"]
+    op, shape, n = told["op"], told["shape"], math.prod(told["shape"])
+    need(0 < len(shape) <= 8 and min(shape) > 0 and n <= 2**26, f"shape: expected at most 2^26 entries, got {shape}")
+    need(all(0 <= j < len(before) for j in told["inputs"]), "inputs: expected nodes before this one")
+    inputs = [before[j] for j in told["inputs"]]
+    need(len(inputs) == {"input": 0, "add": 2, "join": len(inputs)}.get(op, 1), "inputs: expected others")
     need((op == "input") == (not before), "expected the input at node 0 and nowhere else")
-    need(
-        0 < len(shape) <= 8 and 0 < math.prod(shape) <= 2**26, f"shape: expected 1 to 8 axes, 2^26 entries, got {shape}"
-    )
-    count = {"input": 0, "add": 2, "join": max(1, len(inputs))}.get(op, 1)
-    right = len(inputs) == count and all(j < len(before) for j in inputs)
-    need(right, f"inputs: expected {count} of the nodes before, got {inputs!r:.80}")
+    L, norm, error = (sum((node[k] for node in inputs), Fraction(0)) for k in range(3))
     if op == "input":  # rounded once
-        L, norm, error = ONE, up_root(4 * math.prod(shape)), ZERO
-        rule = Rule(lambda: np.zeros((*shape, 1)), rounding=U * norm + ETA * math.prod(shape))
-    else:  # of a sum, and of entries side by side; of one input they are what they are
-        total = (lambda each: sum(each, ZERO)) if op == "add" else (lambda each: up_root(sum(v**2 for v in each)))
-        L, norm, error = (total([before[j][k] for j in inputs]) for k in range(3))
-        rule = rule_of(told, [before[j].told["shape"] for j in inputs], norm + error, tensors)
-    L, norm, error = up(rule.factor * L), up(rule.factor * norm + rule.shift), up(rule.factor * error + rule.rounding)
-    value = rule.run(*(np.zeros((*before[j].told["shape"], 1)) for j in inputs))
+        rule, bounds = Rule(lambda: np.zeros((*shape, 1))), [1, 4 * n, U * least(told, "norm", 4 * n, 2) + ETA * n]
+    else:
+        rule = rule_of(told, [node.shape for node in inputs], norm + error, tensors)
+        bounds = [rule.factor * L, rule.factor * norm + rule.shift, rule.factor * error + rule.rounding]
+    powers = [1, 2, 1] if op == "input" else [1, 1, 1]
+    if op == "join":  # entries side by side
+        bounds, powers = [sum(node[k] ** 2 for node in inputs) for k in range(3)], [2, 2, 2]
+    L, norm, error = map(least, [told] * 3, ("lipschitz", "norm", "error"), bounds, powers)
+    need(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
+    value = rule.run(*(np.zeros((*node.shape, 1)) for node in inputs))
     need([*value.shape] == [*shape, 1], f"shape: expected {[*value.shape[:-1]]}, got {shape}")
     need(np.isfinite(value).all(), "a window holds no pixel, its maximum is -infinity")
-    agree(told, rule.derived | {"lipschitz": in_hex(L), "norm": in_hex(norm), "error": in_hex(error)}, "")
-    need(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
-    return Node(L, norm, error, told, rule)
+    return Node(L, norm, error, shape, rule.run)
 
 
-def prove_nodes(told: list[Any], tensors: Tensors, say: Callable[[str], None]) -> list[Node]:
-    need(len(told) >= 2, "nodes: expected two or more")
-    left = 2**28  # entries of all nodes, which a run keeps
+def prove_nodes(told: list[Told], tensors: Tensors, say: Callable[[str], None]) -> list[Node]:
     nodes: list[Node] = []
     for i, node in enumerate(told):
-        op = str(node.get("op") if type(node) is dict else None)
-        where = f"node {i} ({op:.40})"
-        need(op in KINDS, f"{where}: no rule for it; of a newer version?")
-        try:
-            fit(node, f"op inputs place shape lipschitz norm error {KINDS[op]}", "")
-            left -= math.prod(node["shape"])
-            need(left >= 0, "expected at most 2^28 entries in all nodes")
+        with about(f"node {i} ({node['op']!r:.40})"):
             nodes.append(prove(node, nodes, tensors))
-        except (Rejected, LookupError, ValueError) as error:  # the last two are of numpy, where things do not fit
-            raise Rejected(f"{where}: {error if isinstance(error, Rejected) else repr(error)}") from error
-        say(f"{where}: {node['shape']}")
+        say(f"node {i} ({node['op']}): {node['shape']}")
     return nodes
 
 
-class Head(NamedTuple):
-    """For logits y and j: f_y - f_j is slope-Lipschitz, and the program's is within loss / 4 of it."""
-
-    slope: list[list[Fraction]]
-    loss: list[list[Fraction]]
-    tolerance: list[Fraction]  # between two runs of the program, for each logit
-
-
-def head_of(H: int, nodes: list[Node], K: int) -> Layer:
-    """The linear map whose first rows are the logits: what comes after it only keeps its first entries."""
-    at = len(nodes) - 1
-    while at > H and nodes[at].told["op"] == "join" and len(nodes[at].told["inputs"]) == 1:
-        at = nodes[at].told["inputs"][0]
-        need(math.prod(nodes[at].told["shape"]) >= K, "head: some logits are no rows")
-    layer, (_, *pixels) = nodes[at].rule.layer, nodes[at].told["shape"]
-    if at != H or layer is None:
-        raise Rejected("head: not the linear map that gives the logits")
+def squared_slopes(head: Told, told: list[Told], nodes: list[Node], tensors: Tensors) -> list[list[Fraction]]:
+    """For logits y and j, the first of the last node: f_y - f_j is Lipschitz in the input with the root of this."""
+    K, last = head["classes"], told[-1]
+    need(2 <= K <= min(2**12, math.prod(nodes[-1].shape)), f"classes: expected 2 to 4096 logits, got {K}")
+    need(head["pairs"] in (True, False), "pairs: expected true or false")
+    if not head["pairs"]:  # |z_y - z_j| <= sqrt(2) ||z||
+        return [[2 * nodes[-1].lipschitz ** 2] * K] * K
+    before = nodes[last["inputs"][0]]
+    layer = Layer(last, before.shape[1:], tensors)
     # Around a circle several taps may read one pixel, and a row may be longer than its taps.
-    single = math.prod(pixels) == 1 and len(layer.weight) == 1 and not any(nodes[at].told["circular"])
-    need(single, "head: pairs need one output position, one group and zero padding")
-    return layer
+    single = math.prod(last["shape"][1:]) == len(layer.weight) == 1 and not any(last["circular"])
+    need(last["op"] == "affine" and single, "pairs: expected a last layer of one pixel and one group, not circular")
+    whole, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
+    rows, unit = whole[:K].reshape(K, -1), Fraction(4) ** e * before.lipschitz**2
+    dot = matrix(rows) * matrix(rows.T)
+    return [[int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit for j in range(K)] for y in range(K)]
 
 
-def prove_head(told: Any, nodes: list[Node]) -> Head:
-    fit(told, "node distance rounding slope loss", "head, ")
-    H, (K, *more) = told["node"], nodes[-1].told["shape"]
-    need(not more and 2 <= K <= 2**12, f"head: expected 2 to 4096 logits, got shape {[K, *more]}")
-    tables = (told[key] for key in ("distance", "rounding", "slope", "loss"))
-    full = all(type(table) is list and len(table) == K for table in tables)
-    need(full, f"head: expected tables for {K} logits")  # before many are derived
-    classes = range(K)
-    if H is None:  # |z_y - z_j| <= sqrt(2) ||z||
-        x, length, rounding = nodes[-1], [ONE] * K, [ZERO] * K
-        root = up_root(2)
-        distance = [[ZERO if y == j else root for j in classes] for y in classes]
-    else:
-        layer = head_of(H, nodes, K)
-        x = nodes[nodes[H].told["inputs"][0]]
-        whole, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
-        rows, unit = whole[:K].reshape(K, -1), Fraction(4) ** e
-        dot = matrix(rows) * matrix(rows.T)
-        length = [up_root(int(dot[k, k]) * unit) for k in classes]
-        distance = [[up_root(int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit) for j in classes] for y in classes]
-        n, bias = layer.products(layer.transposed) + 2, [abs(Fraction(b)) for b in layer.bias.tolist()]
-        rounding = [up(gamma(n) * (length[k] * (x.norm + x.error) + bias[k]) + n * ETA) for k in classes]
-    slope = [[up(D * x.lipschitz) for D in row] for row in distance]
-    each = [[4 * (distance[y][j] * x.error + rounding[y] + rounding[j]) for j in classes] for y in classes]
-    loss = [[ZERO if y == j else up(each[y][j]) for j in classes] for y in classes]
-    tables = {"distance": distance, "rounding": rounding, "slope": slope, "loss": loss}
-    agree(told, {key: in_hex(table) for key, table in tables.items()}, "head, ")
-    return Head(slope, loss, [2 * (length[k] * x.error + rounding[k]) for k in classes])
-
-
-def radius_of(logits: list[Fraction], y: int, head: Head, cap: Fraction) -> Fraction:
-    """The largest binary64 below every (margin - loss) / slope; 0 where a margin is not above its loss.
-
-    The logits are those of the file, and their margins off by up to loss / 2 from those of a run (certificate.py). The
-    run is off by loss / 4 here, and at distance R, where the real margin has fallen by at most slope R.
+def is_radius(r: Fraction, logits: list[Fraction], y: int, squares: list[Fraction], error: Fraction, n: int) -> bool:
+    """Whether the class y holds up to the distance r. The logits of the file are within 2 error of a run, which is
+    within error of the real ones; so is the run at distance r, where a real margin has fallen by at most slope r.
     """
-    gains = [(logits[y] - logit - head.loss[y][j], head.slope[y][j]) for j, logit in enumerate(logits) if j != y]
-    if not all(gain > 0 for gain, _ in gains):
-        return ZERO
-    return max(ZERO, min([cap, *(below(gain / slope) for gain, slope in gains if slope)]))
+    margins = [(logits[y] - logit - 8 * error, squares[j]) for j, logit in enumerate(logits) if j != y]
+    return r**2 < n and all(margin > 0 and margin**2 > r**2 * square for margin, square in margins)

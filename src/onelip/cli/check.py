@@ -1,7 +1,5 @@
 """`onelip check CERTIFICATE`: derive everything that a certificate says again, from its weight file."""
 
-import contextlib
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,8 @@ class Check:
     """Re-check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
 
     Exit code 0: accepted, 1: rejected, 2: a file cannot be read, 3: the bounds are accepted, but there were no images
-    to compute the logits from. The same as `python -m onelip.checker`. With --run also, by torch and the rest of
-    onelip: that the program is the network of the run, and images and labels are those of its data.
+    to compute the logits from. The same as `python -m onelip.checker`, in words. With --run also, by torch and the
+    rest of onelip: that the program is the network of the run, and images and labels are those of its data.
     """
 
     certificate: Annotated[Path, tyro.conf.Positional]
@@ -44,34 +42,30 @@ def run(arguments: Sequence[str]) -> int:
     """Parse, check, show."""
     command = parse(Check, "check", arguments)
 
-    from onelip.checker import report
+    from onelip.cli._verdict import checked, verdict_text
 
-    compared = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        files = (command.weights, command.config, command.images)
-        code = report(command.certificate, *files, as_json=command.json, quiet=command.quiet)
-    text = printed.getvalue().rstrip("\n")
-    if compared is None or code not in (0, 3):
-        print(text)
-        return code
+    compare = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
+    files = (command.weights, command.config, command.images)
+    verdict, code = checked(command.certificate, *files, quiet=command.quiet)
+    if compare is not None and code in (0, 3):
+        verdict, code = _compared(command, compare, verdict, code)
+    print(json.dumps(verdict) if command.json else verdict_text(verdict, code))
+    return code
+
+
+def _compared(
+    command: Check, compare: Callable[[dict[str, Any]], str], verdict: dict[str, Any], code: int
+) -> tuple[dict[str, Any], int]:
+    """The verdict with what the checker cannot know by itself."""
     from onelip.certify.rounding import ProofError
     from onelip.checker.certificate import ORIGIN
 
     try:
-        words = compared(json.loads(command.certificate.read_bytes()))
+        words = compare(json.loads(command.certificate.read_bytes()))
     except ProofError as error:
-        reason = f"not about {command.run}: {error}"
-        print(json.dumps({"accepted": False, "reason": reason}) if command.json else f"REJECTED: {reason}")
-        return 1
-    if command.json:
-        verdict = json.loads(text)
-        left = [what for what in verdict["not_checked"] if what != ORIGIN]
-        print(json.dumps({**verdict, "not_checked": left, "run": words}))
-    else:
-        lines = [line for line in text.splitlines() if ORIGIN not in line]
-        print(*lines, f"  compared with {command.run}: {words}", sep="\n")
-    return code
+        return {"accepted": False, "reason": f"not about {command.run}: {error}"}, 1
+    left = [what for what in verdict["not_checked"] if what != ORIGIN]
+    return {**verdict, "not_checked": left, "run": f"compared with {command.run}: {words}"}, code
 
 
 def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:

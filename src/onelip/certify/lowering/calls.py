@@ -77,9 +77,8 @@ def _max_pool(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
     filled = all(any(0 <= s * o + d * t - p < n for t in range(k)) for n, k, s, p, d, out in each for o in range(out))
     if not (floor_mode and filled):
         return no_rule(node)
-    return low.operation(
-        "max_pool", node, call["self"], kernel=kernel, stride=stride, padding=padding, dilation=dilation
-    )
+    windows = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "sizes": list(sizes)}
+    return low.operation("max_pool", node, call["self"], **windows)
 
 
 def _avg_pool(low: Context, node: Node, call: Mapping[str, Any]) -> Operation:
@@ -113,7 +112,8 @@ def average(
 ) -> Operation:
     # The number nearest to factor / size; the error of that is one of the roundings of the rule.
     scale = factor / math.prod(kernel)
-    return low.operation("avg_pool", node, operand, kernel=list(kernel), stride=list(stride), scale=scale.hex())
+    windows = {"kernel": list(kernel), "stride": list(stride), "sizes": list(low.shape(operand)[1:])}
+    return low.operation("avg_pool", node, operand, **windows, scale=scale.hex())
 
 
 CALLS: dict[str, Callable[[Context, Node, Mapping[str, Any]], Operation | int]] = {
