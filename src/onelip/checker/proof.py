@@ -37,15 +37,15 @@ def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
     inputs = [before[j] for j in told["inputs"]]
     need(len(inputs) == {"input": 0, "add": 2, "join": len(inputs)}.get(op, 1), "inputs: expected others")
     need((op == "input") == (not before), "expected the input at node 0 and nowhere else")
-    L, norm, error = (sum((node[k] for node in inputs), Fraction(0)) for k in range(3))
     if op == "input":  # rounded once
-        rule, bounds = Rule(lambda: np.zeros((*shape, 1))), [1, 4 * n, U * least(told, "norm", 4 * n, 2) + ETA * n]
+        rule, powers = Rule(lambda: np.zeros((*shape, 1))), (1, 2, 1)
+        bounds = 1, 4 * n, U * least(told, "norm", 4 * n, 2) + ETA * n
     else:
-        rule = rule_of(told, [node.shape for node in inputs], norm + error, tensors)
-        bounds = [rule.factor * L, rule.factor * norm + rule.shift, rule.factor * error + rule.rounding]
-    powers = [1, 2, 1] if op == "input" else [1, 1, 1]
+        L, norm, error = (sum((node[k] for node in inputs), Fraction(0)) for k in range(3))
+        rule, powers = rule_of(told, [node.shape for node in inputs], norm + error, tensors), (1, 1, 1)
+        bounds = rule.factor * L, rule.factor * norm + rule.shift, rule.factor * error + rule.rounding
     if op == "join":  # entries side by side
-        bounds, powers = [sum(node[k] ** 2 for node in inputs) for k in range(3)], [2, 2, 2]
+        bounds, powers = [sum(node[k] ** 2 for node in inputs) for k in range(3)], (2, 2, 2)
     L, norm, error = map(least, [told] * 3, ("lipschitz", "norm", "error"), bounds, powers)
     need(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
     value = rule.run(*(np.zeros((*node.shape, 1)) for node in inputs))
