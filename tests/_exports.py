@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import onelip
+from onelip.checker.certificate import VERSION
 from onelip.export.certificates import digest
 from onelip.training import Recipe, RunDirectory
 from onelip.training.build import build_model, save_weights, set_layout
@@ -39,7 +40,7 @@ def make_certificate(path: Path, run: RunDirectory, **changes: object) -> Path:
               (("weights", run.plain), ("config", run.config))}  # fmt: skip
     content = {
         "format": "onelip certificate",
-        "version": 2,
+        "version": VERSION,
         **hashes,
         "nodes": [{"op": "input", "lipschitz": "0x1p+0"}, {"op": "affine", "lipschitz": (1 + 2**-20).hex()}],
         "summary": {"count": 3, "certified": 2, "cra": {"36/255": 0.5}},

@@ -240,6 +240,21 @@ def test_the_command_that_is_told_checks_the_certificate(run, tmp_path, capsys):
     assert main([*told.removeprefix("Check it: onelip ").split(), "--quiet"]) == 0
 
 
+def test_a_certificate_goes_along_with_an_export(run, tmp_path, capsys):
+    """As docs/export.md has it; renamed files are found by their hashes."""
+    from onelip.cli import main
+
+    certificate = str(tmp_path / "cert.json")
+    assert main(["certify", str(run), "--limit", "3", "--out", certificate]) == 0
+    net = tmp_path / "elsewhere" / "net.safetensors"
+    net.parent.mkdir()
+    assert main(["export", str(run), "--out", str(net), "--certificate", certificate]) == 0
+    images = str(tmp_path / "cert.images.npy")
+    capsys.readouterr()
+    assert main(["check", str(net.with_name("net.cert.json")), "--images", images, "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("ACCEPTED: ")
+
+
 def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(handle):
         raise KeyboardInterrupt

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from onelip.checker.certificate import FORMAT, VERSION
 from onelip.export.errors import ExportError
 
-FORMAT, VERSION = "onelip certificate", 2
 SIZE_LIMIT = 2**30  # bytes; ten thousand images take a few millions
 
 
