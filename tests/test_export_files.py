@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+from fractions import Fraction
 
 import _runs
 import pytest
@@ -158,10 +159,13 @@ def test_directory_round_trip_is_bit_identical(run, tmp_path):
     assert again.config == loaded.config
     assert again.certificate == tmp_path / "net" / "certificate.json"
     card = (tmp_path / "net" / "README.md").read_text()
-    assert f"**{1 + 2**-20!r}**" in card
+    content = json.loads(certificate.read_bytes())
+    assert f"**{float(Fraction(content['nodes'][-1]['lipschitz']))!r}**" in card
+    assert "On the 3 images of the certificate" in card
+    assert "| accuracy | 100.00 % |" in card
     assert hashlib.sha256(run.plain.read_bytes()).hexdigest() in card
     assert "| accuracy | 50.00 % |" in card
-    assert "| CRA at 36/255 | 50.00 % |" in card
+    assert f"| CRA at 36/255 | {100 * content['summary']['cra']['36/255'] / 3:.2f} % |" in card
 
 
 def test_card_without_a_certificate_says_by_construction(run, tmp_path):
@@ -346,9 +350,7 @@ def test_certificates_of_something_else(run, tmp_path, capsys, changes, message)
     assert os.listdir(tmp_path) == ["c.json"]
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda t: t[:-9], lambda t: t.replace('"certified": 2', '"certified": 3'), lambda t: ""]
-)
+@pytest.mark.parametrize("damage", [lambda t: t[:-9], lambda t: t.replace('"count": 3', '"count": 4'), lambda t: ""])
 def test_damaged_certificates(run, tmp_path, damage):
     certificate = make_certificate(tmp_path / "c.json", run)
     certificate.write_text(damage(certificate.read_text()))

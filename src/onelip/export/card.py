@@ -1,5 +1,6 @@
 """The model card: what the network is, what is proved of it and in which arithmetic, and how to load it."""
 
+from fractions import Fraction
 from typing import Any
 
 from onelip._version import __version__
@@ -60,8 +61,8 @@ def model_card(source: Source, certificate: dict[str, Any] | None, place: str) -
 
 def _constant(lipschitz: float | None, certificate: dict[str, Any] | None) -> str:
     try:
-        proved = float.fromhex(certificate["nodes"][-1]["lipschitz"]) if certificate is not None else None
-    except (KeyError, IndexError, TypeError, ValueError):
+        proved = float(Fraction(certificate["nodes"][-1]["lipschitz"])) if certificate is not None else None
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError):
         proved = None
     if proved is not None:
         return (
@@ -88,12 +89,11 @@ def _table(results: dict[str, Any]) -> str:
 
 
 def _certified(certificate: dict[str, Any]) -> str:
-    summary = certificate.get("summary")
-    if not isinstance(summary, dict):
+    try:
+        count, cra = certificate["summary"]["count"], certificate["summary"]["cra"]
+        rows = [("accuracy" if radius == "0" else f"CRA at {radius}", n / count) for radius, n in cra.items()]
+        lines = [f"| {name} | {100 * share:.2f} % |\n" for name, share in rows]
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return ""
-    cra = summary.get("cra")
-    if not isinstance(cra, dict) or not all(isinstance(v, int | float) for v in cra.values()):
-        return ""
-    lines = [f"| CRA at {radius} | {100 * value:.2f} % |\n" for radius, value in cra.items()]
-    head = f"\nOn the {summary.get('count')} images of the certificate; mode: sound, with the rounding of float64.\n\n"
+    head = f"\nOn the {count} images of the certificate; mode: sound, with the rounding of float64.\n\n"
     return head + "| | |\n|---|---|\n" + "".join(lines)
