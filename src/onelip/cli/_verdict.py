@@ -52,8 +52,10 @@ def verdict_text(verdict: dict[str, Any], code: int) -> str:
     constant, error = verdict["lipschitz"], verdict["error"]
     lines.append(f"  proved: Lipschitz constant <= {constant!r}, error of the logits <= {error:.3g}")
     if verdict["cra"]:
-        shares = ", ".join(f"{_printable(r)}: {n / max(count, 1):.2%}" for r, n in verdict["cra"].items())
-        lines.append(f"  certified robust accuracy by radius, by the labels of the file: {shares}")
+        shares = {_printable(r): f"{n / max(count, 1):.2%}" for r, n in verdict["cra"].items()}
+        accuracy = f"accuracy {shares.pop('0')}, " if "0" in shares else ""
+        found = ", ".join(f"{r}: {share}" for r, share in shares.items())
+        lines.append(f"  by the labels of the file: {accuracy}certified robust accuracy {found}")
     if not code:
         lines.append(f"  logits computed again: at most {verdict['logits_apart']:.3g} apart")
     lines += [f"  {verdict['run']}"] if "run" in verdict else []
