@@ -261,7 +261,7 @@ def test_logits_are_the_first_entries_of_the_last_node(tmp_path):
     net.map(dyadic(2, 2, 1))
     net.exact("join", (3,), lambda x: x.ravel()[:3])
     check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-    for classes in (4, 1, 0, -1):
+    for classes in (4, 1, 0):
         path = files(net, tmp_path, pairs=False, edit=change("head", "classes", to=classes))
         rejected(path, f"expected 2 to 4096 logits, got {classes}")
 
@@ -318,6 +318,26 @@ def test_sums_that_may_overflow(tmp_path):
         scale(net, 2.0**power)
     net.map([[64, 64], [64, -64]])
     rejected(files(net, tmp_path), "node 3 .*might overflow")
+
+
+def test_images_of_a_batch_do_not_meet(tmp_path):
+    """Programs have the batch as the last axis: one that sorts there gives images each other's logits."""
+    net = Builder((1,))
+    net.exact("sort", (1,), lambda x: x, axis=0, group_size=1)
+    net.map([[1.0], [-1.0]], [0.0, 1.0])
+    images = np.array([[0.9], [0.1]])
+    check(files(net, tmp_path, images=images), images=tmp_path / "images.npy")
+    for axis in (-1, 1):
+        rejected(files(net, tmp_path, images=images, edit=change("nodes", 1, "axis", to=axis)), "node 1 .*")
+
+
+def test_a_pixel_is_no_mask(tmp_path):
+    """numpy takes true for a mask, over channels: then the sum of a window is that of all of them."""
+    net = Builder((100, 1))
+    terms = {"rounding": 5 * U / (1 - 5 * U), "underflow": 3, "factor": text(0.1), "take": [[True]]}
+    net.scaled("sum", (1,), lambda x: x.sum(0) * 0.1, Fraction(0.1), **terms)
+    net.map([[1.0], [-1.0]], [0.0, 10.0])
+    rejected(files(net, tmp_path, images=np.full((1, 100, 1), 0.6)), "node 1 .*expected whole numbers from -1")
 
 
 def test_every_window_holds_a_pixel(tmp_path):

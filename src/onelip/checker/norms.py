@@ -21,7 +21,8 @@ U = Fraction(1, 2**53)  # what a binary64 is rounded by, relatively
 
 
 def number(text: str) -> Fraction:
-    """A float as float.hex() writes it; NaN and infinity are no fractions."""
+    """A float as float.hex() writes it, to the letter; NaN and infinity are no fractions."""
+    need(float.fromhex(text).hex() == text, f"expected a float.hex(), got {text:.40}")
     return Fraction(float.fromhex(text))
 
 

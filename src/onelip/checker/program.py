@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .norms import U, gamma, least, number, prove_sigma, squares, to_integers
-from .reading import Told, need
+from .reading import Told, need, whole
 
 ETA = Fraction(1, 2**500)  # far above what an underflow can do to one operation
 LIMIT = 2**500  # below it nothing overflows
@@ -28,17 +28,19 @@ class Layer:
     def __init__(self, node: Told, pixels: list[int], tensors: Tensors):
         weight, out, self.transposed = tensors[node["weight"]], node["shape"][1:], node["transposed"]
         _, second, *kernel = weight.shape
-        self.weight = weight.reshape(node["groups"], -1, second, *kernel)  # channels: near (groups, 1), far (groups, 2)
+        groups, *_ = whole([node["groups"], *node["stride"], *node["dilation"]], 1)
+        self.weight = weight.reshape(groups, -1, second, *kernel)  # channels: near (groups, 1), far (groups, 2)
         outputs = len(self.weight) * self.weight.shape[2 if self.transposed else 1]
         self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]].reshape(outputs)
         need(max(np.abs(weight).max(), np.abs(self.bias).max()) < 2.0**500, "weights beyond 2^500")
         self.near, self.far = (pixels, out) if self.transposed else (out, pixels)
-        settings = [node[key] for key in ("stride", "dilation", "offset", "circular")]
-        need({self.transposed, *settings[3]} <= {True, False}, "transposed, circular: expected true or false")
+        settings = [node["stride"], node["dilation"], whole(node["offset"], 0), node["circular"]]
+        booleans = all(type(v) is bool for v in (self.transposed, *node["circular"]))
+        need(booleans, "transposed, circular: expected true or false")
         self.axes, self.phases = list(zip(self.near, self.far, kernel, *settings, strict=True)), []
         for o, n, k, s, d, _, wraps in self.axes:
             once = s * (o - 1) < n and not self.transposed  # no output is there twice
-            need(min(s, d) > 0 and (once or not wraps), "expected strides above 0, and to go around a circle once")
+            need(once or not wraps, "expected to go around a circle once, and not transposed")
             # With g = gcd(s, d) and t = (s / g) a + phase, tap t meets s (o + (d / g) a) + d phase - offset: taps of
             # different phases never meet a pixel, those of one are a convolution of stride 1 and dilation d / g, which
             # only renames offsets. Around a circle that needs s to divide its size; if it does not, the layer is a part
@@ -120,7 +122,7 @@ def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fractio
     """take[k][i] is the pixel that window i has as its k-th, -1 for none. In each channel the largest of a window, or
     the sum times a factor; windows of one pixel only move them.
     """
-    take, K, is_sum = np.array(node["take"]), len(node["take"]), node["op"] == "sum"
+    take, K, is_sum = np.array([whole(row, -1) for row in node["take"]]), len(node["take"]), node["op"] == "sum"
     m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -151,7 +153,8 @@ def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensor
 
         return Rule(run)
     if op == "sort":  # groups of equal size along the axis
-        axis, group = node["axis"], node["group_size"]
+        axis, group = whole([node["axis"], node["group_size"]], 0)
+        need(axis < len(shape), "axis: expected one of a sample")  # the next is that of the batch
         split = (*shape[:axis], group, shape[axis] // group, *shape[axis + 1 :])
         return Rule(lambda x: np.flip(np.sort(x.reshape(*split, x.shape[-1]), axis), axis).reshape(x.shape))
     if op == "normalize":

@@ -16,7 +16,7 @@ import numpy as np
 
 from .norms import U, least, matrix, to_integers
 from .program import ETA, LIMIT, Layer, Rule, Tensors, rule_of
-from .reading import Told, about, need
+from .reading import Told, about, need, whole
 
 
 class Node(NamedTuple):
@@ -31,9 +31,9 @@ class Node(NamedTuple):
 
 def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
     """The numbers of a node; those of the file must be the same."""
-    op, shape, n = told["op"], told["shape"], math.prod(told["shape"])
-    need(0 < len(shape) <= 8 and min(shape) > 0 and n <= 2**26, f"shape: expected at most 2^26 entries, got {shape}")
-    need(all(0 <= j < len(before) for j in told["inputs"]), "inputs: expected nodes before this one")
+    op, shape, n = told["op"], whole(told["shape"], 1), math.prod(told["shape"])
+    need(0 < len(shape) <= 8 and n <= 2**26, f"shape: expected 1 to 8 axes and at most 2^26 entries, got {shape}")
+    need(all(j < len(before) for j in whole(told["inputs"], 0)), "inputs: expected nodes before this one")
     inputs = [before[j] for j in told["inputs"]]
     need(len(inputs) == {"input": 0, "add": 2, "join": len(inputs)}.get(op, 1), "inputs: expected others")
     need((op == "input") == (not before), "expected the input at node 0 and nowhere else")
@@ -57,7 +57,7 @@ def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
 def prove_nodes(told: list[Told], tensors: Tensors, say: Callable[[str], None]) -> list[Node]:
     nodes: list[Node] = []
     for i, node in enumerate(told):
-        with about(f"node {i} ({node['op']!r:.40})"):
+        with about(f"node {i} ({node['op']!r:.40} at {node['place']!r:.80})"):
             nodes.append(prove(node, nodes, tensors))
         say(f"node {i} ({node['op']}): {node['shape']}")
     return nodes
@@ -65,9 +65,9 @@ def prove_nodes(told: list[Told], tensors: Tensors, say: Callable[[str], None]) 
 
 def squared_slopes(head: Told, told: list[Told], nodes: list[Node], tensors: Tensors) -> list[list[Fraction]]:
     """For logits y and j, the first of the last node: f_y - f_j is Lipschitz in the input with the root of this."""
-    K, last = head["classes"], told[-1]
-    need(2 <= K <= min(2**12, math.prod(nodes[-1].shape)), f"classes: expected 2 to 4096 logits, got {K}")
-    need(head["pairs"] in (True, False), "pairs: expected true or false")
+    (K,), last, most = whole([head["classes"]], 0), told[-1], min(2**12, math.prod(nodes[-1].shape))
+    need(2 <= K <= most, f"classes: expected 2 to 4096 logits, got {K}")
+    need(type(head["pairs"]) is bool, "pairs: expected true or false")
     if not head["pairs"]:  # |z_y - z_j| <= sqrt(2) ||z||
         return [[2 * nodes[-1].lipschitz ** 2] * K] * K
     before = nodes[last["inputs"][0]]
@@ -75,8 +75,8 @@ def squared_slopes(head: Told, told: list[Told], nodes: list[Node], tensors: Ten
     # Around a circle several taps may read one pixel, and a row may be longer than its taps.
     single = math.prod(last["shape"][1:]) == len(layer.weight) == 1 and not any(last["circular"])
     need(last["op"] == "affine" and single, "pairs: expected a last layer of one pixel and one group, not circular")
-    whole, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
-    rows, unit = whole[:K].reshape(K, -1), Fraction(4) ** e * before.lipschitz**2
+    table, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
+    rows, unit = table[:K].reshape(K, -1), Fraction(4) ** e * before.lipschitz**2
     dot = matrix(rows) * matrix(rows.T)
     return [[int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit for j in range(K)] for y in range(K)]
 

@@ -19,6 +19,13 @@ def need(condition: Any, message: str) -> None:
         raise Rejected(message)
 
 
+def whole(values: Any, low: int) -> Any:
+    """These whole numbers; nothing else will do, not even true for 1, which numpy takes for a mask."""
+    right = type(values) is list and all(type(v) is int and v >= low for v in values)
+    need(right, f"expected whole numbers from {low}, got {values!r:.80}")
+    return values
+
+
 @contextlib.contextmanager
 def about(what: str) -> Iterator[None]:
     """Whatever goes wrong with a value that does not fit, in Python or in numpy, is a reason to reject."""
@@ -64,12 +71,12 @@ def unread(value: Any) -> Iterator[str]:
 def parse(data: bytes) -> Any:
     """JSON of texts, lists, objects, true, false, null, and whole numbers of at most ten characters."""
 
-    def whole(text: str) -> int:
+    def parsed(text: str) -> int:
         need(len(text) <= 10 and text.lstrip("-").isdigit(), f"expected a whole number below 2^34, got {text:.40}")
         return int(text)
 
     try:
-        numbers = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), whole)
+        numbers = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), parsed)
         return json.loads(data.decode(), object_pairs_hook=Told, **numbers)
     except (ValueError, RecursionError) as error:
         raise Rejected(f"broken or truncated, no JSON ({error})") from error
