@@ -87,9 +87,9 @@ def read_tensors(data: bytes) -> dict[str, np.ndarray]:
     start, tensors = 8 + int.from_bytes(data[:8], "little"), {}
     for name, told in parse(data[8:start]).items():
         if name != "__metadata__":
-            first, last = told["data_offsets"]
+            first, last = whole(told["data_offsets"], 0)
             need(0 <= first <= last <= len(data) - start, f"{name}: beyond the end of the file; truncated?")
             array = np.frombuffer(data[start + first : start + last], {"F32": "<f4", "F64": "<f8"}[told["dtype"]])
             need(np.isfinite(array).all(), f"{name}: NaN or infinity")
-            tensors[name] = array.astype(np.float64).reshape(told["shape"])
+            tensors[name] = array.astype(np.float64).reshape(whole(told["shape"], 0))
     return tensors
