@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from onelip.bounds import ProofFailed, Witness, exact, exact_bound, exact_bound_layer
-from onelip.bounds._rational import up_root
+from onelip.bounds._rational import up_root, up_root_of_power
 from onelip.bounds._remainders import absolute_gram_sums, coprime_bases
 from onelip.bounds.fast import candidates
 from onelip.geometry import UnsupportedLayer, geometry_of
@@ -105,6 +105,19 @@ def test_the_default_is_the_best_witness():
     assert exact.witness.kind == "cholesky"
     truth = square_from_below(layer.weight.detach().numpy())
     assert truth <= exact.square <= truth * (1 + Fraction(1, 10**8))
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 2**80), st.integers(-9000, 7000), st.integers(1, 3))
+def test_roots_of_powers_are_the_smallest(numerator, exponent, times):
+    """Also where the root is subnormal, or the power far beyond the range of floats."""
+    x, power = numerator * Fraction(2) ** exponent, 2**times
+    if x >= Fraction(2) ** (1023 * power):
+        with pytest.raises(OverflowError, match="within the range of float64"):
+            up_root_of_power(x * 2**power, times)
+        return
+    root = up_root_of_power(x, times)
+    assert Fraction(root) ** power >= x > Fraction(math.nextafter(root, 0.0)) ** power
 
 
 def test_scaling_is_taken_as_it_stands():

@@ -4,9 +4,13 @@ import json
 import re
 
 import pytest
+import torch
 from _runs import SMALL_FLAGS, call
 
 from onelip.certify.certificate import digest
+from onelip.certify.images import images_hash
+from onelip.certify.origin import find_images
+from onelip.certify.rounding import ProofError
 from onelip.cli import main
 
 
@@ -70,6 +74,17 @@ def test_what_only_the_run_can_tell(run, tmp_path, capsys, change, words):
     assert re.search(words, out)
     code, out, _ = call(capsys, "check", path, "--run", run / "run", "--quiet", "--json")
     assert (code, json.loads(out)["accepted"]) == (1, False)
+
+
+def test_images_are_compared_with_their_shape():
+    """The same bytes as other pictures are other images."""
+    images = torch.arange(32, dtype=torch.uint8).reshape(2, 1, 4, 4)
+    told = {"count": 2, "shape": [1, 4, 4], "dtype": "uint8", "sha256": images_hash(images), "source": ""}
+    parts = {"test": (images, torch.zeros(2, dtype=torch.int64))}
+    assert find_images({"images": told, "results": []}, parts) == "test"
+    for change in ({"shape": [1, 2, 8]}, {"dtype": "float32"}, {"count": 3}):
+        with pytest.raises(ProofError, match="expected the first"):
+            find_images({"images": told | change, "results": []}, parts)
 
 
 def test_another_run_and_none(run, tmp_path, capsys):

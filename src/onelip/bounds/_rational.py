@@ -62,7 +62,17 @@ def up_root_of_power(x: Fraction, times: int) -> float:
         >>> up_root_of_power(Fraction(16), 2)
         2.0
     """
-    root, power = float(repeated_root(x, times)), 2**times
-    while root > 0 and Fraction(math.nextafter(root, 0.0)) ** power >= x:
+    if not x > 0:
+        return 0.0
+    power = 2**times
+    # In units of 2^t the root is near 1, however small or large x is, and repeated roots are near to it.
+    t = (x.numerator.bit_length() - x.denominator.bit_length()) // power
+    try:
+        root = math.ldexp(float(repeated_root(x / Fraction(2) ** (t * power), times)), t)
+    except OverflowError:
+        raise OverflowError(f"expected a norm within the range of float64, got one of about 2^{t}") from None
+    while Fraction(root) ** power < x:  # where it is subnormal, and was rounded down
+        root = math.nextafter(root, math.inf)
+    while Fraction(math.nextafter(root, 0.0)) ** power >= x:
         root = math.nextafter(root, 0.0)
     return root

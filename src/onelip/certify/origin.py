@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onelip.certify.certificate import count_nodes, file_hash, node_settings
 from onelip.certify.head import logits_node
-from onelip.certify.images import images_hash
+from onelip.certify.images import DTYPES, images_hash
 from onelip.certify.lowering import lower
 from onelip.certify.rounding import ProofError
 
@@ -58,7 +58,9 @@ def find_images(certificate: Mapping[str, Any], parts: Mapping[str, tuple[Tensor
     """
     told = certificate["images"]
     for name, (images, labels) in parts.items():
-        if images_hash(images[: told["count"]]) == told["sha256"]:
+        part = images[: told["count"]]
+        alike = [*part.shape] == [told["count"], *told["shape"]] and DTYPES.get(part.dtype) == told["dtype"]
+        if alike and images_hash(part) == told["sha256"]:
             for index, result in enumerate(certificate["results"]):
                 if result["label"] is not None and result["label"] != int(labels[index]):
                     raise ProofError(

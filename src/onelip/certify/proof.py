@@ -153,7 +153,7 @@ def _bound(node: Operation, kind: Kind, effort: Effort) -> LayerBound:
             except ProofFailed:  # a Cholesky claim too near to the truth; the next best always holds
                 found = exact_bound(node.weight, node.geometry)
             return LayerBound(found.square, found.witness)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ProofError(f"{node.title}: {error}") from error
     return LayerBound(Fraction(fast.value) ** 2, fast.witness)
 

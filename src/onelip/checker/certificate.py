@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from .norms import number
+from .norms import fraction, number
 from .proof import Node, is_radius, prove_nodes, squared_slopes
-from .reading import Told, about, need, parse, read, read_tensors, unread
+from .reading import Told, about, need, parse, read, read_tensors, unread, whole
 
 FORMAT, VERSION = "onelip certificate", 3
 STATEMENT = (
@@ -109,10 +109,11 @@ def check(
         for i, result in enumerate(told["results"]):
             with about(f"result {i}"):
                 radii.append(check_result(result, i, data["dtype"], slopes, nodes[-1].error, n))
+                need(result["label"] is None or whole([result["label"]], 0), "label")
                 hits += [radii[-1]] if result["class"] == result["label"] else []
         agree(data, {"count": len(radii), "shape": nodes[0].shape})
         agree(summary, {"count": len(radii), "certified": sum(found > 0 for found in radii)})
-        agree(summary["cra"], {r: sum(found >= Fraction(r) for found in hits) for r in summary["cra"]})
+        agree(summary["cra"], {r: sum(found >= fraction(r) for found in hits) for r, _ in summary["cra"].items()})
         agree(told["preprocessing"], {"divide_by": DIVISORS[data["dtype"]]})
         agree(told, {"statement": STATEMENT, "arithmetic": ARITHMETIC})
         need(len(data["sha256"]) == 64, "images, sha256: expected 64 digits")

@@ -26,12 +26,23 @@ def number(text: str) -> Fraction:
     return Fraction(float.fromhex(text))
 
 
+def fraction(text: str) -> Fraction:
+    p, _, q = text.partition("/")
+    return Fraction(int(p), int(q or 1))
+
+
+def claimed(told: Told, key: str) -> Fraction:
+    """The number told under this key, a binary64 v >= 0 as a fraction in lowest terms."""
+    v = fraction(told[key])
+    need(v >= 0 and v == float(v) and told[key] == str(v), f"{key}: expected a float64 as a fraction, got {v}")
+    return v
+
+
 def least(told: Told, key: str, bound: Fraction | int, power: int = 1) -> Fraction:
     """The number told under this key, which must be the smallest binary64 v >= 0 with v^power >= bound."""
-    v = Fraction(told[key])
-    lower = Fraction(math.nextafter(v, 0.0))
-    right = v >= 0 and v == float(v) and v**power >= bound and (v == 0 or lower**power < bound)
-    need(right and told[key] == str(v), f"{key}: not the smallest float64 that is proved, {told[key]!r:.80}")
+    v = claimed(told, key)
+    right = v**power >= bound and (v == 0 or Fraction(math.nextafter(v, 0.0)) ** power < bound)
+    need(right, f"{key}: not the smallest float64 that is proved, {told[key]:.80}")
     return v
 
 
@@ -82,7 +93,7 @@ def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], 
         taps.setdefault(tap, np.zeros((*weight.shape[:3], *p), weight.dtype))[..., *phase] = weight[..., *t]
     taps = {tap: part.reshape(*part.shape[:2], -1) for tap, part in taps.items()}
     far_are_columns = {"inputs": True, "outputs": False}[side] != layer.transposed
-    # For the other side taps would be mirrored too, which mirrors the Gram operator and leaves its sums as they are.
+    # The adjoint has taps K'[t] = K[-t]^T. Without the -, as here, its Gram operator is mirrored; its sums stay.
     return taps if far_are_columns else {tap: part.swapaxes(1, 2) for tap, part in taps.items()}
 
 
@@ -130,8 +141,8 @@ def prove_sigma(node: Told, layer: Any, whole: np.ndarray, e: int) -> Fraction:
     bound = node["bound"]
     taps = kernels(whole, layer, bound["side"])
     if bound["kind"] == "cholesky":
-        sigma, (parts,) = Fraction(node["sigma"]), taps.values()  # of one tap
-        need(sigma >= 0 and all(not m.any() or is_bounded(sigma**2, m, e) for m in parts), "sigma: not proved")
+        sigma, (parts,) = claimed(node, "sigma"), taps.values()  # of one tap
+        need(all(not m.any() or is_bounded(sigma**2, m, e) for m in parts), "sigma: not proved")
         return sigma
     steps, scale = bound["steps"], [[int(q) for q in group.split()] for group in bound["scale"]]
     need(bound["kind"] == "schur" and steps in (1, 2, 3, 4), "bound: expected cholesky, or schur with 1 to 4 steps")

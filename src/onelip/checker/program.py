@@ -28,16 +28,16 @@ class Layer:
     def __init__(self, node: Told, pixels: list[int], tensors: Tensors):
         weight, out, self.transposed = tensors[node["weight"]], node["shape"][1:], node["transposed"]
         _, second, *kernel = weight.shape
-        groups, *_ = whole([node["groups"], *node["stride"], *node["dilation"]], 1)
-        self.weight = weight.reshape(groups, -1, second, *kernel)  # channels: near (groups, 1), far (groups, 2)
+        # Channels: near (groups, 1), far (groups, 2).
+        self.weight = weight.reshape(*whole([node["groups"]], 1), -1, second, *kernel)
         outputs = len(self.weight) * self.weight.shape[2 if self.transposed else 1]
         self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]].reshape(outputs)
         need(max(np.abs(weight).max(), np.abs(self.bias).max()) < 2.0**500, "weights beyond 2^500")
         self.near, self.far = (pixels, out) if self.transposed else (out, pixels)
-        settings = [node["stride"], node["dilation"], whole(node["offset"], 0), node["circular"]]
+        steps = whole(node["stride"], 1), whole(node["dilation"], 1), whole(node["offset"], 0)
         booleans = all(type(v) is bool for v in (self.transposed, *node["circular"]))
         need(booleans, "transposed, circular: expected true or false")
-        self.axes, self.phases = list(zip(self.near, self.far, kernel, *settings, strict=True)), []
+        self.axes, self.phases = list(zip(self.near, self.far, kernel, *steps, node["circular"], strict=True)), []
         for o, n, k, s, d, _, wraps in self.axes:
             once = s * (o - 1) < n and not self.transposed  # no output is there twice
             need(once or not wraps, "expected to go around a circle once, and not transposed")

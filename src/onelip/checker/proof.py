@@ -86,4 +86,4 @@ def is_radius(r: Fraction, logits: list[Fraction], y: int, squares: list[Fractio
     within error of the real ones; so is the run at distance r, where a real margin has fallen by at most slope r.
     """
     margins = [(logits[y] - logit - 8 * error, squares[j]) for j, logit in enumerate(logits) if j != y]
-    return r**2 < n and all(margin > 0 and margin**2 > r**2 * square for margin, square in margins)
+    return r >= 0 and r**2 < n and all(margin > 0 and margin**2 > r**2 * square for margin, square in margins)

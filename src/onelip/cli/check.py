@@ -82,8 +82,9 @@ def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]],
     def compared(certificate: dict[str, Any]) -> str:
         check_network(certificate, loaded.plain, {"weights": place.plain, "config": place.config})
         split, count = find_images(certificate, parts), len(certificate["results"])
-        return (
-            f"its network, weights and config; the images, with labels, are the first {count} of {data.name}, {split}"
-        )
+        network = "its network and weights" if certificate["config"] is None else "its network, weights and config"
+        labelled = any(result["label"] is not None for result in certificate["results"])
+        what = "images, with labels," if labelled else "images"
+        return f"{network}; the {what} are the first {count} of {data.name}, {split}"
 
     return compared
