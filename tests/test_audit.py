@@ -52,6 +52,22 @@ def test_torchs_parametrizations_of_convolutions_are_not_what_they_seem():
     assert "torch's Orthogonal norms the weight as a matrix" in text
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_older_spectral_norm_is_none_either():
+    layer = nn.utils.spectral_norm(nn.Conv2d(8, 8, 3, padding=1))
+    audit = lipschitz(nn.Sequential(layer).eval(), torch.rand(1, 8, 8, 8))
+    assert "torch's SpectralNorm norms the weight as a matrix" in str(audit)
+
+
+def test_what_is_no_module():
+    with pytest.raises(CannotTrace, match="expected a torch module, got function"):
+        lipschitz(lambda x: x, torch.rand(1, 2))
+
+
+def test_soft_shrinkage():
+    assert lipschitz(nn.Sequential(nn.Softshrink(0.3)), torch.rand(2, 5)).upper == 1.0
+
+
 @pytest.mark.parametrize(
     ("mode", "kernel", "size", "norm"),
     [

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -229,6 +230,34 @@ def test_places_are_looked_at_before_the_work(run, tmp_path, capsys):
     refused(RecipeError, "one of the run itself", "--out", run / "plain.safetensors")
     refused(RecipeError, "one of the run itself", "--images-out", run / "config.json")
     refused(RecipeError, "two files", "--out", tmp_path / "c", "--images-out", tmp_path / "c")
+
+
+def test_certificates_are_not_replaced_unasked(run, tmp_path, capsys):
+    flags = [str(run), "--limit", "2", "--out", str(tmp_path / "c.json")]
+    assert certify_command(flags) == 0
+    before = (tmp_path / "c.json").read_bytes()
+    for taken in ("c.json", "c.images.npy"):
+        with pytest.raises(RecipeError, match="got one that exists; choose another name, or use --force"):
+            certify_command(flags)
+        assert (tmp_path / "c.json").read_bytes() == before
+        (tmp_path / taken).rename(tmp_path / "aside")
+        (tmp_path / "c.json").write_bytes(before)
+    (tmp_path / "c.images.npy").write_bytes(b"")
+    assert certify_command([*flags, "--force", "--limit", "1"]) == 0
+    assert checker.check(tmp_path / "c.json", images=tmp_path / "c.images.npy")["count"] == 1
+
+
+def test_exact_proofs_without_flint(run, tmp_path, capsys, monkeypatch):
+    from onelip.cli import main
+
+    monkeypatch.setitem(sys.modules, "flint", None)
+    for flags in (["--out", str(tmp_path / "c.json")], ["--exact"]):
+        assert main(["certify", str(run), "--limit", "2", *flags]) == 1
+        said = capsys.readouterr().err
+        assert (
+            said
+            == "onelip certify: expected python-flint for --out and --exact, got none; pip install 'onelip[exact]'\n"
+        )
 
 
 def test_the_command_that_is_told_checks_the_certificate(run, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -130,13 +131,24 @@ def test_batches_do_not_matter(found):
         (torch.zeros(1, 1, 4, 4, dtype=torch.int64), "torch.int64"),
         (torch.zeros(1, 1, 4, 4, dtype=torch.float16), "float16"),
         (torch.zeros(4, dtype=torch.uint8), "batch axis"),
-        (torch.zeros(0, 1, 4, 4), "expected images"),
+        (torch.zeros(0, 1, 4, 4), "at least one image, got none"),
         ("images", "got str"),
+        (np.zeros((1, 1, 4, 4), np.uint8), r"got ndarray; use torch.as_tensor\(images\)"),
     ],
 )
 def test_images_that_are_refused(found, images, message):
     with pytest.raises(ValueError, match=message):
         certify(found[0], images, proof=found[2].proof)
+
+
+def test_images_that_the_model_does_not_take():
+    """The model's own error, not one about control flow."""
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 2)).double().eval()
+    for images in (torch.rand(3, 4, 4), torch.rand(1, 3, 5, 5), torch.rand(1, 1, 4, 4)):
+        with pytest.raises(ValueError, match=r"takes inputs of shape .* got RuntimeError when it ran: .*image\[None\]"):
+            certify(model, images)
+    with pytest.raises(ValueError, match="expected a torch module, got function"):
+        certify(lambda x: x, torch.rand(1, 2))
 
 
 def test_programs_that_are_refused_in_the_sound_mode(found):
@@ -239,11 +251,35 @@ def test_a_model_that_is_not_what_was_traced_is_seen():
         certify(model, images, proof=proof)
 
 
+class LooksAtTheBatch(nn.Module):
+    """Other than at the two and four samples of the trace: what it does in long batches, or in one place of them."""
+
+    def __init__(self, length, place):
+        super().__init__()
+        self.layer, self.length, self.place = nn.Linear(2, 2), length, place
+
+    def forward(self, x):
+        y = self.layer(x)
+        if len(x) != self.length:
+            return y
+        return torch.cat([y[: self.place], 100 * y[self.place : self.place + 1], y[self.place + 1 :]])
+
+
+@pytest.mark.parametrize(("length", "place"), [(7, 0), (7, 3), (7, 6), (5, 4), (5, 1)])
+def test_a_model_that_looks_at_the_batch_is_seen(length, place):
+    """All images of the first batch of each length are compared: here batches of 7, 7 and 5."""
+    model = LooksAtTheBatch(length, place).double().eval()
+    proof = prove(model, (2,))
+    with pytest.raises(ProofError, match="mix images"):
+        certify(model, torch.rand(19, 2), proof=proof, batch_size=7)
+    assert certify(model, torch.rand(18, 2), proof=proof, batch_size=6).mode == "sound"
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
         (nn.Tanh(), r"aten.tanh.default at '1'.*real-arithmetic"),
-        (nn.BatchNorm2d(2).eval(), "at '1': expected an operation with a rule"),
+        (nn.BatchNorm2d(2).eval(), "at '1': .* got batch normalisation.*fold it .*fuse_conv_bn_eval"),
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), "at '1'"),
         (nn.MaxPool2d(2, ceil_mode=True), "max_pool2d"),
         (nn.AvgPool2d(3, padding=1), "avg_pool2d"),

@@ -56,7 +56,7 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise RunError(
                 f"{path}: expected an {FORMAT} of version {VERSION}, got {content['format']!r} of version "
-                f"{content['version']!r}; certify again"
+                f"{content['version']!r}; certify again, or use the onelip that wrote it"
             )
         count = content["images"]["count"]
         expected = content["weights"]["sha256"], content["images"]["sha256"]

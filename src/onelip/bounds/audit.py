@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip._summary import _title
-from onelip.bounds.graph import Graph, Node, trace
+from onelip.bounds.graph import Graph, Node, check_model, trace
 from onelip.bounds.lower import is_linear, lower_of_linear, lower_of_network
 from onelip.bounds.rules import Verdict
 from onelip.bounds.walk import walk
@@ -136,6 +136,7 @@ def lipschitz(
         (True, [])
     """
     say = progress or (lambda line: None)
+    check_model(model)
     findings = _findings_before(model, example_input, normalize)
     whole = model
     if normalize is not None:
@@ -232,10 +233,13 @@ def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[
 
 def _misplaced(name: str, module: nn.Module) -> list[str]:
     """torch's parametrizations that norm the matrix (out, in * taps), which is not the operator of a convolution."""
-    if not parametrize.is_parametrized(module) or not isinstance(module, nn.modules.conv._ConvNd):
+    if not isinstance(module, nn.modules.conv._ConvNd):
         return []
-    lists: Any = module.parametrizations
-    kinds = {type(p).__name__.strip("_") for maps in lists.values() for p in maps if type(p).__module__ == _TORCHS}
+    parts: list[Any] = [*module._forward_pre_hooks.values()]  # where the older torch.nn.utils.spectral_norm is
+    if parametrize.is_parametrized(module):
+        lists: Any = module.parametrizations
+        parts += [part for maps in lists.values() for part in maps]
+    kinds = {type(part).__name__.strip("_") for part in parts if type(part).__module__ in _TORCHS}
     return [
         f"{name or '(model)'}: torch's {kind} norms the weight as a matrix, not the convolution, whose norm can be "
         "several times larger"
@@ -243,7 +247,7 @@ def _misplaced(name: str, module: nn.Module) -> list[str]:
     ]
 
 
-_TORCHS = "torch.nn.utils.parametrizations"
+_TORCHS = ("torch.nn.utils.parametrizations", "torch.nn.utils.spectral_norm")
 
 
 def _findings_after(

@@ -111,7 +111,7 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     graphs: list[Graph] = []
     with torch.no_grad(), leaves_are(leaves):
         for batch in (example[:2], example):
-            graphs.append(_Reader(_export(running, batch), leaves, paths, tuple(batch.shape)).read())
+            graphs.append(_Reader(_export(running, batch, plain), leaves, paths, tuple(batch.shape)).read())
             left.restore()  # torch.export takes back what a forward has assigned
     if (changed := first_difference(*graphs)) is not None:
         raise CannotTrace(
@@ -122,9 +122,14 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     return graphs[0]
 
 
-def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
+def check_model(model: object) -> None:
+    """Refuse what is no module."""
     if not isinstance(model, nn.Module):
         raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
+
+
+def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
+    check_model(model)
     if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
         got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
         raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
@@ -176,8 +181,8 @@ def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -
     return running
 
 
-def _export(running: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """The functional ATen program."""
+def _export(running: nn.Module, example: Tensor, plain: nn.Module) -> torch.export.ExportedProgram:
+    """The functional ATen program of what runs; `plain` is the model itself."""
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
             # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
@@ -185,6 +190,12 @@ def _export(running: nn.Module, example: Tensor) -> torch.export.ExportedProgram
     except Refused as refused:
         raise CannotTrace(str(refused)) from refused
     except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
+        if (failure := _failure(plain, example)) is not None:
+            raise CannotTrace(
+                f"expected a model that takes inputs of shape {tuple(example.shape[1:])}, the batch axis left out, got "
+                f"{type(failure).__name__} when it ran: {_first_line(failure)}; give inputs of the shape that it is "
+                "made for, with a batch axis: image[None] for one image"
+            ) from error
         raise CannotTrace(
             f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
             f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
@@ -193,6 +204,18 @@ def _export(running: nn.Module, example: Tensor) -> torch.export.ExportedProgram
         ) from error
     _check_signature(program)
     return program
+
+
+def _failure(plain: nn.Module, example: Tensor) -> Exception | None:
+    """What the model itself raises about this input, without any tracing; not for want of another argument."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(plain)(example)
+    except TypeError:
+        return None
+    except Exception as error:  # of somebody else's forward
+        return error
+    return None
 
 
 @contextlib.contextmanager

@@ -209,7 +209,7 @@ _SLOPE = "slope at most 1"
 
 # Written in torch as a quotient or a difference of two things that both depend on the input: as ATen operations they
 # have no bound, or a loose one.
-RULE_LOST_IN_ATEN = (nn.Softsign, nn.Tanhshrink)
+RULE_LOST_IN_ATEN = (nn.Softsign, nn.Tanhshrink, nn.Softshrink)
 
 _RULES: dict[type[nn.Module], _Rule] = {
     **dict.fromkeys(

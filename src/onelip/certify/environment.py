@@ -26,6 +26,8 @@ def check_sound(model: nn.Module) -> None:
     Raises:
         ProofError: with what to do.
     """
+    if not isinstance(model, nn.Module):
+        raise ProofError(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
     instead = "or ask for mode='real-arithmetic', whose radii leave rounding out"
     for device in {"cpu", *(p.device.type for p in model.parameters())}:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

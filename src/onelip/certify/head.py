@@ -55,7 +55,7 @@ def make_head(program: Program, states: list[State]) -> Head:
     rows = _rows(program.nodes[node])[: program.classes]  # (classes, inputs)
     lipschitz = Fraction(states[program.nodes[node].inputs[0]].lipschitz)
     squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
-    return _head(node, squares, states[node].error)
+    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
 
 
 def logits_node(program: Program) -> int | None:
@@ -77,13 +77,10 @@ def logits_node(program: Program) -> int | None:
 def same_for_all(classes: int, output: State) -> Head:
     """sqrt(2) times the constant of all logits: true of every pair."""
     square = 2 * Fraction(output.lipschitz) ** 2
-    squares = [[Fraction(0) if i == j else square for j in range(classes)] for i in range(classes)]
-    return _head(None, squares, output.error)
-
-
-def _head(node: int | None, squares: list[list[Fraction]], error: float) -> Head:
-    roots = {square: up_root(square) for row in squares for square in row}
-    return Head(node, squares, [[roots[square] for square in row] for row in squares], 8 * error)
+    root, zero, indices = up_root(square), Fraction(0), range(classes)
+    squares = [[zero if i == j else square for j in indices] for i in indices]
+    slope = [[0.0 if i == j else root for j in indices] for i in indices]
+    return Head(None, squares, slope, 8 * output.error)
 
 
 def _rows(node: Operation) -> Tensor:

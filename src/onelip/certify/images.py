@@ -16,11 +16,14 @@ def check_images(images: Tensor) -> None:
     Raises:
         ValueError: with what came and what to do.
     """
-    if not isinstance(images, Tensor) or images.dtype not in DTYPES:
-        got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+    if not isinstance(images, Tensor):
+        raise ValueError(f"expected images as a tensor, got {type(images).__name__}; use torch.as_tensor(images)")
+    if images.dtype not in DTYPES:
         raise ValueError(
-            f"expected images as a uint8, float32 or float64 tensor, got {got}; use .to(torch.uint8) for 0..255"
+            f"expected images of uint8, float32 or float64, got {images.dtype}; use .to(torch.uint8) for 0..255"
         )
+    if images.dim() >= 2 and len(images) == 0:
+        raise ValueError(f"expected at least one image, got none (shape {tuple(images.shape)})")
     if images.dim() < 2 or images.numel() == 0:
         raise ValueError(
             f"expected images (N, channels, height, width), got the shape {tuple(images.shape)}; "

@@ -78,5 +78,7 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, Mistake):
         return 2
+    if isinstance(error, ImportError):  # ours say what to install; others are a mistake of our own
+        return 1 if "pip install" in str(error) else None
     # Everything that onelip refuses (data, layers, models, methods) is a ValueError; OSError is the machine's refusal.
     return 1 if isinstance(error, ValueError | RunError | OSError) else None

@@ -54,6 +54,8 @@ class Certify:
     """Write the certificate here, whole or not at all."""
     images_out: Path | None = None
     """Write the images here (.npy), so that a checker can compute their logits again; beside --out if not given."""
+    force: bool = False
+    """Replace files of --out and --images-out that exist."""
     keep_images: bool = True
     """Write the images with --out. Without them `onelip check` cannot accept more than the bounds."""
     json: bool = False
@@ -73,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
 
     _check_places(command)
+    if command.out is not None or command.exact:
+        _need_flint()
 
     from onelip.certify.predict import certify
     from onelip.training.build import load_run
@@ -108,6 +112,14 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _need_flint() -> None:
+    """Exact proofs need python-flint; better said before the work than after it."""
+    import importlib.util
+
+    if importlib.util.find_spec("flint") is None:
+        raise RunError("expected python-flint for --out and --exact, got none; pip install 'onelip[exact]'")
+
+
 def _check_places(command: Certify) -> None:
     """Refuse paths that cannot be meant, before the work that they are for."""
     from onelip.training.run_directory import RunDirectory
@@ -121,6 +133,8 @@ def _check_places(command: Certify) -> None:
     for path in paths:
         if path.resolve() in taken:
             raise RecipeError(f"{path}: expected a file of its own, got one of the run itself; choose another name")
+        if path.exists() and not command.force:
+            raise RecipeError(f"{path}: expected a new file, got one that exists; choose another name, or use --force")
     if len({path.resolve() for path in paths}) < len(paths):
         raise RecipeError(f"expected two files for --out and --images-out, got {command.out} for both")
 

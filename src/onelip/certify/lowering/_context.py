@@ -52,6 +52,12 @@ def spoken(node: Node) -> str:
 
 def no_rule(node: Node) -> Operation:
     """Refuse an operation by name."""
+    if "norm" in spoken(node).lower() and "batch" in spoken(node).lower():
+        raise ProofError(
+            f"{spoken(node)}: expected an operation with a rule for its rounding, got batch normalisation, whose "
+            "factor is computed as it runs; fold it into the layer before (torch.nn.utils.fusion.fuse_conv_bn_eval), "
+            "which is then the network; or ask for mode='real-arithmetic'"
+        )
     raise ProofError(
         f"{spoken(node)}: expected an operation with a rule for its rounding, got none for it with these settings; use "
         "linear and convolutional layers, MaxMin, GroupSort, Abs, ReLU, LeakyReLU, max and average pooling, Normalize, "
