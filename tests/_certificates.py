@@ -179,8 +179,8 @@ class Builder:
 
     def build(self, images, labels=None, *, pairs=True):
         """The certificate without file hashes, and the numbers of the images."""
-        squares, last = self._slopes(pairs), self.head["node"] if pairs else len(self.nodes) - 1
-        K, loss = len(squares), self.term("output error", 8 * self.states[last][3])
+        squares = self._slopes(pairs)
+        K, loss = len(squares), self.term("output error", 8 * self.states[-1][3])
         loss = loss / 2 if self.without("logits of the file") else loss
         cap = root_below(Fraction(self.entries))
         divisor = 255 if images.dtype == np.uint8 else 1
@@ -213,8 +213,8 @@ class Builder:
             "images": {"source": "made", "file": "", "sha256": digest, "dtype": str(images.dtype)}
             | {"count": len(images), "shape": list(images.shape[1:])},
             "preprocessing": {"divide_by": divisor},
-            "nodes": self.nodes[: last + 1],
-            "head": {"classes": K, "pairs": pairs},
+            "nodes": self.nodes,
+            "pairs": pairs,
             "results": results,
             "summary": summary_of(results),
         }

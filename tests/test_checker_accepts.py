@@ -144,7 +144,7 @@ def test_numbers_are_the_smallest(x, e, power):
     wrong = [Fraction(math.nextafter(float(v), math.inf)), v + Fraction(1, 2**1100), -v]
     wrong.append(Fraction(math.nextafter(float(v), 0.0)))
     for other in wrong if v else wrong[:2]:
-        with pytest.raises(Rejected, match=r"v: (not the smallest|expected a float64 as a fraction)"):
+        with pytest.raises(Rejected, match=r"not the smallest|float64 in lowest terms|a fraction"):
             norms.least({"v": str(other)}, "v", x, power)
 
 

@@ -65,7 +65,7 @@ def test_verb(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("lie", ["x\nACCEPTED: 3 of 3", "\x1b[2J", "\ud800", "\r"])
-@pytest.mark.parametrize("place", [("nodes", 2, "op"), ("weights", "file"), ("head", "x"), ("config", "file")])
+@pytest.mark.parametrize("place", [("nodes", 2, "op"), ("weights", "file"), ("preprocessing", "x"), ("config", "file")])
 def test_a_file_cannot_print_a_verdict(lie, place, tmp_path):
     path = files(small(), tmp_path, edit=change(*place, to=lie))
     for name in ("plain.safetensors", "config.json"):  # else names do not matter: files are found by their hashes

@@ -124,7 +124,6 @@ CHANGES = {
     "reflect": (change("nodes", 1, "circular", to="reflect"), "node 1 .*circular: expected true or false"),
     "stride": (change("nodes", 1, "stride", to=[2, 2]), "node 1 .*scale: expected 16 integers above 0"),
     "groups": (change("nodes", 2, "groups", to=1), "node 2 .*scale: expected 2 integers above 0 for each of 1 groups"),
-    "head": (change("head", "classes", to=4), "expected 2 to 4096 logits, got 4"),
 }
 
 

@@ -129,8 +129,8 @@ def make_certificate(
             "shape": list(images.shape[1:]),
         },
         "preprocessing": {"divide_by": 255 if images.dtype == torch.uint8 else 1},
-        "nodes": [_node(proof, index) for index in range(count_nodes(proof.program.nodes, proof.head.node))],
-        "head": {"classes": proof.program.classes, "pairs": proof.head.node is not None},
+        "nodes": [_node(proof, index) for index in range(len(proof.program.nodes))],
+        "pairs": proof.head.node is not None,
         "results": _results(certification),
         "summary": _summary(certification, radii),
     }
@@ -192,11 +192,6 @@ def _check_weights(proof: Proof, path: Path) -> None:
                 raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
             if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
                 raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
-
-
-def count_nodes(nodes: Sequence[Operation], head: int | None) -> int:
-    """How many a file tells: what comes after the linear node that gives the logits only keeps its first entries."""
-    return len(nodes) if head is None else head + 1
 
 
 def node_settings(nodes: Sequence[Operation], index: int) -> dict[str, Any]:

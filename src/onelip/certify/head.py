@@ -49,7 +49,7 @@ class Head:
 
 def make_head(program: Program, states: list[State]) -> Head:
     """The tables of a program whose nodes are proved."""
-    node = logits_node(program)
+    node = _logits_node(program)
     if node is None:
         return same_for_all(program.classes, states[-1])
     rows = _rows(program.nodes[node])[: program.classes]  # (classes, inputs)
@@ -58,7 +58,7 @@ def make_head(program: Program, states: list[State]) -> Head:
     return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
 
 
-def logits_node(program: Program) -> int | None:
+def _logits_node(program: Program) -> int | None:
     """The linear node whose first rows are the logits, if their differences can be read off it."""
     if program.classes > MOST_CLASSES_WITH_PAIRS:
         return None

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onelip.certify.certificate import count_nodes, file_hash, node_settings
-from onelip.certify.head import logits_node
+from onelip.certify.certificate import file_hash, node_settings
 from onelip.certify.images import DTYPES, images_hash
 from onelip.certify.lowering import lower
 from onelip.certify.rounding import ProofError
@@ -31,11 +30,8 @@ def check_network(certificate: Mapping[str, Any], plain: nn.Module, files: Mappi
         if told is not None and told["sha256"] != file_hash(path):
             raise ProofError(f"{key}: expected those that the certificate is about, got others in {path}")
     program = lower(plain.to("cpu").double().eval(), tuple(certificate["images"]["shape"]))
-    count = count_nodes(program.nodes, logits_node(program))
-    own, told = [node_settings(program.nodes, index) for index in range(count)], certificate["nodes"]
-    head = {"classes": program.classes, "pairs": logits_node(program) is not None}
-    if certificate["head"] != head:
-        raise ProofError(f"expected the head {head} of the network, got {certificate['head']}")
+    own = [node_settings(program.nodes, index) for index in range(len(program.nodes))]
+    told = certificate["nodes"]
     if len(told) != len(own):
         raise ProofError(f"expected the {len(own)} nodes of the network, got a certificate of {len(told)}")
     for index, (mine, theirs) in enumerate(zip(own, told, strict=True)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from .norms import fraction, number
 from .proof import Node, is_radius, prove_nodes, squared_slopes
-from .reading import Told, about, need, parse, read, read_tensors, unread, whole
+from .reading import Told, about, ints, need, parse, read, read_tensors, unread
 
 FORMAT, VERSION = "onelip certificate", 3
 STATEMENT = (
@@ -67,7 +67,7 @@ def check_logits(path: Path, told: Told, nodes: list[Node], say: Say) -> float:
             values.append(node.run(*(values[j] for j in of["inputs"])))
         last = values[-1].reshape(-1, values[-1].shape[-1]).T.tolist()
         for i, (own, result) in enumerate(zip(last, told["results"][first : first + batch], strict=True), first):
-            off = max(abs(Fraction(a) - number(b)) for a, b in zip(own, result["logits"], strict=False))
+            off = max(abs(Fraction(a) - number(b)) for a, b in zip(own, result["logits"], strict=True))
             need(off <= 2 * nodes[-1].error, f"image {i}: logits are {float(off):.3g} off, more than rounding explains")
             apart = max(apart, off)
     return float(apart)
@@ -104,12 +104,13 @@ def check(
         tensors = read_tensors(stored)
     with about("certificate"):
         nodes = prove_nodes(told["nodes"], tensors, say)
-        slopes = squared_slopes(told["head"], told["nodes"], nodes, tensors)
+        slopes = squared_slopes(told["pairs"], told["nodes"], nodes, tensors)
         data, summary, n, radii, hits = parts["images"], told["summary"], math.prod(nodes[0].shape), [], []
+        need(type(told["results"]) is list and told["results"], "results: expected some")
         for i, result in enumerate(told["results"]):
             with about(f"result {i}"):
                 radii.append(check_result(result, i, data["dtype"], slopes, nodes[-1].error, n))
-                need(result["label"] is None or whole([result["label"]], 0), "label")
+                need(result["label"] is None or ints([result["label"]], 0), "label")
                 hits += [radii[-1]] if result["class"] == result["label"] else []
         agree(data, {"count": len(radii), "shape": nodes[0].shape})
         agree(summary, {"count": len(radii), "certified": sum(found > 0 for found in radii)})

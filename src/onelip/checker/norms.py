@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .reading import Told, need
+from .reading import Told, ints, need
 
 U = Fraction(1, 2**53)  # what a binary64 is rounded by, relatively
 
@@ -27,14 +27,16 @@ def number(text: str) -> Fraction:
 
 
 def fraction(text: str) -> Fraction:
-    p, _, q = text.partition("/")
-    return Fraction(int(p), int(q or 1))
+    """p/q or p, not below 0, in plain digits: int() reads others, that look like something else."""
+    p, q = (int(part) for part in (text if "/" in text else f"{text}/1").split("/"))
+    need(q > 0 <= p and text in (f"{p}", f"{p}/{q}"), f"expected a fraction, got {text!r:.80}")
+    return Fraction(p, q)
 
 
 def claimed(told: Told, key: str) -> Fraction:
     """The number told under this key, a binary64 v >= 0 as a fraction in lowest terms."""
     v = fraction(told[key])
-    need(v >= 0 and v == float(v) and told[key] == str(v), f"{key}: expected a float64 as a fraction, got {v}")
+    need(v == float(v) and told[key] == str(v), f"{key}: expected a float64 in lowest terms, got {told[key]:.80}")
     return v
 
 
@@ -144,8 +146,8 @@ def prove_sigma(node: Told, layer: Any, whole: np.ndarray, e: int) -> Fraction:
         sigma, (parts,) = claimed(node, "sigma"), taps.values()  # of one tap
         need(all(not m.any() or is_bounded(sigma**2, m, e) for m in parts), "sigma: not proved")
         return sigma
-    steps, scale = bound["steps"], [[int(q) for q in group.split()] for group in bound["scale"]]
-    need(bound["kind"] == "schur" and steps in (1, 2, 3, 4), "bound: expected cholesky, or schur with 1 to 4 steps")
+    (steps,), scale = ints([bound["steps"]], 1), [[int(q) for q in group.split()] for group in bound["scale"]]
+    need(bound["kind"] == "schur" and steps <= 4, "bound: expected cholesky, or schur with 1 to 4 steps")
     groups, _, columns = next(iter(taps.values())).shape
     right = [len(q) for q in scale] == [columns] * groups and min(map(min, scale)) > 0
     need(right, f"scale: expected {columns} integers above 0 for each of {groups} groups")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .norms import U, gamma, least, number, prove_sigma, squares, to_integers
-from .reading import Told, need, whole
+from .reading import Told, ints, need
 
 ETA = Fraction(1, 2**500)  # far above what an underflow can do to one operation
 LIMIT = 2**500  # below it nothing overflows
@@ -29,13 +29,14 @@ class Layer:
         weight, out, self.transposed = tensors[node["weight"]], node["shape"][1:], node["transposed"]
         _, second, *kernel = weight.shape
         # Channels: near (groups, 1), far (groups, 2).
-        self.weight = weight.reshape(*whole([node["groups"]], 1), -1, second, *kernel)
+        self.weight = weight.reshape(*ints([node["groups"]], 1), -1, second, *kernel)
         outputs = len(self.weight) * self.weight.shape[2 if self.transposed else 1]
-        self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]].reshape(outputs)
+        self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]]
+        need(self.bias.shape == (outputs,), f"bias: expected {outputs} numbers")
         need(max(np.abs(weight).max(), np.abs(self.bias).max()) < 2.0**500, "weights beyond 2^500")
         self.near, self.far = (pixels, out) if self.transposed else (out, pixels)
-        steps = whole(node["stride"], 1), whole(node["dilation"], 1), whole(node["offset"], 0)
-        booleans = all(type(v) is bool for v in (self.transposed, *node["circular"]))
+        steps = ints(node["stride"], 1), ints(node["dilation"], 1), ints(node["offset"], 0)
+        booleans = type(node["circular"]) is list and {type(v) for v in (self.transposed, *node["circular"])} == {bool}
         need(booleans, "transposed, circular: expected true or false")
         self.axes, self.phases = list(zip(self.near, self.far, kernel, *steps, node["circular"], strict=True)), []
         for o, n, k, s, d, _, wraps in self.axes:
@@ -122,7 +123,7 @@ def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fractio
     """take[k][i] is the pixel that window i has as its k-th, -1 for none. In each channel the largest of a window, or
     the sum times a factor; windows of one pixel only move them.
     """
-    take, K, is_sum = np.array([whole(row, -1) for row in node["take"]]), len(node["take"]), node["op"] == "sum"
+    take, K, is_sum = np.array([ints(row, -1) for row in node["take"]]), len(node["take"]), node["op"] == "sum"
     m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -153,12 +154,14 @@ def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensor
 
         return Rule(run)
     if op == "sort":  # groups of equal size along the axis
-        axis, group = whole([node["axis"], node["group_size"]], 0)
+        axis, group = ints([node["axis"], node["group_size"]], 0)
         need(axis < len(shape), "axis: expected one of a sample")  # the next is that of the batch
         split = (*shape[:axis], group, shape[axis] // group, *shape[axis + 1 :])
         return Rule(lambda x: np.flip(np.sort(x.reshape(*split, x.shape[-1]), axis), axis).reshape(x.shape))
     if op == "normalize":
-        mean, std = (tensors[node[key]].reshape(shape[0], *(1,) * len(shape)) for key in ("mean", "std"))
+        mean, std = (tensors[node[key]] for key in ("mean", "std"))
+        need(mean.shape == std.shape == (shape[0],), f"mean, std: expected {shape[0]} numbers each")
+        mean, std = (values.reshape(-1, *(1,) * len(shape)) for values in (mean, std))
         bounded = (np.abs(mean) < 2.0**500).all() and ((std >= 2.0**-500) & (std < 2.0**500)).all()
         need(bounded, "expected |mean| < 2^500 and a std from 2^-500 to 2^500")
         factor, M = 1 / Fraction(float(std.min())), least(node, "mean_norm", squares(mean) * math.prod(shape[1:]), 2)

@@ -16,7 +16,7 @@ import numpy as np
 
 from .norms import U, least, matrix, to_integers
 from .program import ETA, LIMIT, Layer, Rule, Tensors, rule_of
-from .reading import Told, about, need, whole
+from .reading import Told, about, ints, need
 
 
 class Node(NamedTuple):
@@ -31,9 +31,11 @@ class Node(NamedTuple):
 
 def prove(told: Told, before: list[Node], tensors: Tensors) -> Node:
     """The numbers of a node; those of the file must be the same."""
-    op, shape, n = told["op"], whole(told["shape"], 1), math.prod(told["shape"])
-    need(0 < len(shape) <= 8 and n <= 2**26, f"shape: expected 1 to 8 axes and at most 2^26 entries, got {shape}")
-    need(all(j < len(before) for j in whole(told["inputs"], 0)), "inputs: expected nodes before this one")
+    op, shape = told["op"], ints(told["shape"], 1)
+    small = 0 < len(shape) <= 8 and math.prod(shape) <= 2**26
+    need(small, f"shape: expected at most 8 axes and 2^26 entries, got {shape!r:.80}")
+    n = math.prod(shape)
+    need(all(j < len(before) for j in ints(told["inputs"], 0)), "inputs: expected nodes before this one")
     inputs = [before[j] for j in told["inputs"]]
     need(len(inputs) == {"input": 0, "add": 2, "join": len(inputs)}.get(op, 1), "inputs: expected others")
     need((op == "input") == (not before), "expected the input at node 0 and nowhere else")
@@ -63,14 +65,16 @@ def prove_nodes(told: list[Told], tensors: Tensors, say: Callable[[str], None]) 
     return nodes
 
 
-def squared_slopes(head: Told, told: list[Told], nodes: list[Node], tensors: Tensors) -> list[list[Fraction]]:
-    """For logits y and j, the first of the last node: f_y - f_j is Lipschitz in the input with the root of this."""
-    (K,), last, most = whole([head["classes"]], 0), told[-1], min(2**12, math.prod(nodes[-1].shape))
-    need(2 <= K <= most, f"classes: expected 2 to 4096 logits, got {K}")
-    need(type(head["pairs"]) is bool, "pairs: expected true or false")
-    if not head["pairs"]:  # |z_y - z_j| <= sqrt(2) ||z||
+def squared_slopes(pairs: bool, told: list[Told], nodes: list[Node], tensors: Tensors) -> list[list[Fraction]]:
+    """For logits y and j, the entries of the last node: f_y - f_j is Lipschitz in the input with the root of this."""
+    at, K = len(nodes) - 1, math.prod(nodes[-1].shape)
+    need(2 <= K <= 2**12 and type(pairs) is bool, f"expected 2 to 4096 logits, got {K}; pairs: true or false")
+    if not pairs:  # |z_y - z_j| <= sqrt(2) ||z||
         return [[2 * nodes[-1].lipschitz ** 2] * K] * K
-    before = nodes[last["inputs"][0]]
+    while told[at]["op"] == "join" and len(told[at]["inputs"]) == 1:  # keeps the first entries
+        (at,) = told[at]["inputs"]
+        need(math.prod(nodes[at].shape) >= K, "pairs: some logits are no rows")
+    last, before = told[at], nodes[told[at]["inputs"][0]]
     layer = Layer(last, before.shape[1:], tensors)
     # Around a circle several taps may read one pixel, and a row may be longer than its taps.
     single = math.prod(last["shape"][1:]) == len(layer.weight) == 1 and not any(last["circular"])

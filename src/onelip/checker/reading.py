@@ -19,10 +19,10 @@ def need(condition: Any, message: str) -> None:
         raise Rejected(message)
 
 
-def whole(values: Any, low: int) -> Any:
+def ints(values: Any, low: int) -> Any:
     """These whole numbers; nothing else will do, not even true for 1, which numpy takes for a mask."""
-    right = type(values) is list and all(type(v) is int and v >= low for v in values)
-    need(right, f"expected whole numbers from {low}, got {values!r:.80}")
+    right = type(values) is list and all(type(v) is int and low <= v < 2**34 for v in values)
+    need(right, f"expected whole numbers from {low} to 2^34, got {values!r:.80}")
     return values
 
 
@@ -69,10 +69,10 @@ def unread(value: Any) -> Iterator[str]:
 
 
 def parse(data: bytes) -> Any:
-    """JSON of texts, lists, objects, true, false, null, and whole numbers of at most ten characters."""
+    """JSON of texts, lists, objects, true, false, null, and whole numbers of at most 16 characters."""
 
     def parsed(text: str) -> int:
-        need(len(text) <= 10 and text.lstrip("-").isdigit(), f"expected a whole number below 2^34, got {text:.40}")
+        need(len(text) <= 16 and text.lstrip("-").isdigit(), f"expected a whole number, got {text:.40}")
         return int(text)
 
     try:
@@ -83,13 +83,16 @@ def parse(data: bytes) -> Any:
 
 
 def read_tensors(data: bytes) -> dict[str, np.ndarray]:
-    """safetensors: length of the header, header, numbers. As float64, which is exact."""
+    """safetensors: length of the header, header, tensors one after the other. As float64, which is exact."""
     start, tensors = 8 + int.from_bytes(data[:8], "little"), {}
-    for name, told in parse(data[8:start]).items():
-        if name != "__metadata__":
-            first, last = whole(told["data_offsets"], 0)
-            need(0 <= first <= last <= len(data) - start, f"{name}: beyond the end of the file; truncated?")
-            array = np.frombuffer(data[start + first : start + last], {"F32": "<f4", "F64": "<f8"}[told["dtype"]])
-            need(np.isfinite(array).all(), f"{name}: NaN or infinity")
-            tensors[name] = array.astype(np.float64).reshape(whole(told["shape"], 0))
+    header, at = parse(data[8:start]), start
+    header.pop("__metadata__", None)
+    for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        first, last = ints(told["data_offsets"], 0)
+        need(start + first == at <= start + last <= len(data), f"{name}: does not follow the tensor before; truncated?")
+        at = start + last
+        array = np.frombuffer(data[start + first : at], {"F32": "<f4", "F64": "<f8"}[told["dtype"]])
+        need(np.isfinite(array).all(), f"{name}: NaN or infinity")
+        tensors[name] = array.astype(np.float64).reshape(ints(told["shape"], 0))
+    need(at == len(data), "more than the tensors")
     return tensors
