@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 import onelip
-from onelip.certify.certificate import WeightFile
+from onelip.certify.certificate import WeightFile, digest
 from onelip.certify.certificate import make_certificate as certificate_of
-from onelip.export.certificates import digest
 from onelip.training import Recipe, RunDirectory
 from onelip.training.build import build_model, load_run, save_weights, set_layout
 from onelip.training.files import write_json

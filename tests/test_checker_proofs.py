@@ -7,9 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from _certificates import Builder, U
+from _certificates import Builder
 from _certified_networks import (
-    change,
     dyadic,
     everything,
     files,
@@ -17,13 +16,12 @@ from _certified_networks import (
     more,
     no_head,
     pixels,
-    potential,
     quiet,
     rejected,
     scale,
     small,
 )
-from _exact_layers import text, up, up_power_root, up_root
+from _exact_layers import up, up_power_root, up_root
 
 from onelip.checker import Rejected, check, norms
 from onelip.checker.program import Layer
@@ -212,82 +210,6 @@ def test_witnesses_of_four_and_five_steps(tmp_path):
             rejected(path, "schur with 1 to 4 steps")
 
 
-def test_no_pairs_around_a_circle(tmp_path):
-    """Three taps fold onto the one pixel: the row is longer than its taps."""
-    net = Builder((2, 1))
-    net.map(dyadic(2, 2, 3), dyadic(2), padding=[[1, 1]], mode="circular")
-    net.exact("join", (2,), np.ravel)
-    rejected(files(net, tmp_path), "pairs: .*not circular")
-    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-
-
-def test_no_pairs_with_groups_or_positions(tmp_path):
-    net = Builder((2, 1))
-    net.map(dyadic(2, 1, 1), groups=2)
-    net.exact("join", (2,), np.ravel)
-    rejected(files(net, tmp_path), "pairs: expected a last layer of one pixel and one group")
-    net = Builder((1, 2))
-    net.map(dyadic(2, 1, 1))
-    net.exact("join", (4,), np.ravel)
-    net.exact("join", (2,), lambda x: x[:2])
-    rejected(files(net, tmp_path), "pairs: expected a last layer of one pixel and one group")
-
-
-def test_no_pairs_of_what_is_computed_after_the_last_layer(tmp_path):
-    """Rows of the last node are taken: those of a layer before are none of it."""
-    rejected(files(no_head(), tmp_path, pairs=False, edit=change("pairs", to=True)), "KeyError")
-    net = Builder((2, 1))
-    net.map(dyadic(2, 2, 1))
-    potential(net, dyadic(2, 2, 1))
-    net.exact("join", (2,), np.ravel)
-
-    def with_pairs(content):
-        content["pairs"] = True
-
-    rejected(files(net, tmp_path, pairs=False, edit=with_pairs), "pairs: expected a last layer")
-
-
-@pytest.mark.parametrize("given", [{"padding": [[1, 1]]}, {"padding": [[2, 1]], "dilation": [2]}])
-def test_pairs_of_a_transposed_layer(given, tmp_path):
-    net = Builder((3, 2))
-    net.map(dyadic(3, 4, 2), dyadic(4), transposed=True, **given)
-    net.exact("join", (4,), np.ravel)
-    check(files(net, tmp_path), images=tmp_path / "images.npy")
-
-
-def test_logits_are_all_entries_of_the_last_node(tmp_path):
-    """A class that is left out by a node is left out where everybody sees it."""
-    net = Builder((2, 2))
-    net.map(dyadic(2, 2, 1))
-    net.exact("join", (3,), lambda x: x.ravel()[:3])
-    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-
-    def without_the_last(content):
-        content["nodes"].pop()
-
-    rejected(files(net, tmp_path, pairs=False, edit=without_the_last), "result 0: expected 4 logits, got 3")
-
-
-@pytest.mark.parametrize("more", [False, True])
-def test_rows_of_logits_are_not_filled_up(more, tmp_path):
-    """A join that has fewer entries than there are logits loses rows: what it fills up with are no rows."""
-    net = Builder((6,))
-    net.map(dyadic(4, 6), dyadic(4))
-    net.exact("join", (2,), lambda x: x[:2])
-    net.exact("join", (3,), lambda x: np.append(x, 0.0))
-    if more:
-        net.exact("join", (2,), lambda x: x[:2])
-    path = files(net, tmp_path)
-    check(path, images=tmp_path / "images.npy") if more else rejected(path, "pairs: some logits are no rows")
-    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-
-
-def test_one_number_for_all_pairs_is_that_of_the_last_node(tmp_path):
-    net = small()
-    scale(net, 0.7)
-    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-
-
 def test_circular_padding_that_repeats_outputs(tmp_path):
     net = Builder((2, 4))
     net.map(dyadic(2, 2, 3), padding=[[2, 1]], mode="circular")
@@ -329,78 +251,3 @@ def test_sums_that_may_overflow(tmp_path):
         scale(net, 2.0**power)
     net.map([[64, 64], [64, -64]])
     rejected(files(net, tmp_path), "node 3 .*might overflow")
-
-
-def test_images_of_a_batch_do_not_meet(tmp_path):
-    """Programs have the batch as the last axis: one that sorts there gives images each other's logits."""
-    net = Builder((1,))
-    net.exact("sort", (1,), lambda x: x, axis=0, group_size=1)
-    net.map([[1.0], [-1.0]], [0.0, 1.0])
-    images = np.array([[0.9], [0.1]])
-    check(files(net, tmp_path, images=images), images=tmp_path / "images.npy")
-    for axis in (-1, 1):
-        rejected(files(net, tmp_path, images=images, edit=change("nodes", 1, "axis", to=axis)), "node 1 .*")
-
-
-def test_a_pixel_is_no_mask(tmp_path):
-    """numpy takes true for a mask, over channels: then the sum of a window is that of all of them."""
-    net = Builder((100, 1))
-    terms = {"rounding": 5 * U / (1 - 5 * U), "underflow": 3, "factor": text(0.1), "take": [[True]]}
-    net.scaled("sum", (1,), lambda x: x.sum(0) * 0.1, Fraction(0.1), **terms)
-    net.map([[1.0], [-1.0]], [0.0, 10.0])
-    rejected(files(net, tmp_path, images=np.full((1, 100, 1), 0.6)), "node 1 .*expected whole numbers from -1")
-
-
-def test_every_window_holds_a_pixel(tmp_path):
-    net = Builder((1, 3))
-    net.scaled("max", (1, 2), lambda x: x[:, :2], Fraction(1), take=[[0, -1], [1, -1]])
-    net.exact("join", (2,), np.ravel)
-    rejected(files(net, tmp_path, pairs=False), "node 1 .*a window holds no pixel")
-
-
-def test_nodes_that_do_not_fit_their_input(tmp_path):
-    net = Builder((1, 3))
-    net.scaled("max", (1, 2), lambda x: x[:, :2], Fraction(1), take=[[0, 3]])
-    net.exact("join", (2,), np.ravel)
-    rejected(files(net, tmp_path, pairs=False), "node 1 .*IndexError")
-    net = Builder((3,))
-    net.exact("sort", (3,), lambda x: x, axis=0, group_size=2)
-    rejected(files(net, tmp_path, pairs=False), "node 1 .*cannot reshape")
-    path = files(quiet(), tmp_path, edit=change("nodes", 3, "shape", to=[2, 2]))
-    rejected(path, "node 4 .*index 2 is out of bounds")
-
-
-def test_entries_may_be_cut_and_filled_up(tmp_path):
-    net = Builder((6,))
-    net.map(dyadic(4, 6), dyadic(4))
-    net.exact("join", (2,), lambda x: x[:2])
-    net.exact("join", (3,), lambda x: np.append(x, 0.0))
-    check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
-
-
-TAKES = [
-    ("max", [[0, 1, 1]], 2),
-    ("max", [[0, 1, 2], [-1, 2, 0], [1, -1, -1]], 2),
-    ("max", [[0, 0], [1, -1]], 2),
-    ("sum", [[0, 0], [1, -1], [-1, 0]], 3),
-]
-
-
-def test_a_pixel_in_several_windows_counts_as_often(tmp_path):
-    """Also twice in one window, and if the second time is in a list of its own."""
-    for op, take, m in TAKES:
-        K = len(take)
-        for factor in (up_root(Fraction(m * (K if op == "sum" else 1))), Fraction(1)):
-            net = Builder((2, 3))
-            shape = (2, len(take[0]))
-
-            def run(x, take=take, op=op):
-                wide = np.append(x, np.full((2, 1), -np.inf if op == "max" else 0.0), 1)[:, np.array(take)]
-                return wide.max(1) if op == "max" else wide.sum(1)
-
-            terms = {"rounding": (K + 4) * U / (1 - (K + 4) * U), "underflow": K + 2, "factor": text(1.0)}
-            net.scaled(op, shape, run, factor, take=take, **(terms if op == "sum" else {}))
-            net.exact("join", (int(np.prod(shape)),), np.ravel)
-            net.map(dyadic(2, int(np.prod(shape))))
-            path = files(net, tmp_path)
-            check(path, images=tmp_path / "images.npy") if factor > 1 else rejected(path, "node 1 .*constant")

@@ -350,7 +350,15 @@ def test_certificates_of_something_else(run, tmp_path, capsys, changes, message)
     assert os.listdir(tmp_path) == ["c.json"]
 
 
-@pytest.mark.parametrize("damage", [lambda t: t[:-9], lambda t: t.replace('"count": 3', '"count": 4'), lambda t: ""])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda t: t[:-9],
+        lambda t: t.replace('"count": 3', '"count": 4'),
+        lambda t: "",
+        lambda t: t.replace('"count": 3', '"count": NaN'),
+    ],
+)
 def test_damaged_certificates(run, tmp_path, damage):
     certificate = make_certificate(tmp_path / "c.json", run)
     certificate.write_text(damage(certificate.read_text()))

@@ -137,13 +137,14 @@ def make_certificate(
     return {**body, "digest": digest(body)}
 
 
-def digest(body: dict[str, Any]) -> str:
+def digest(content: dict[str, Any]) -> str:
     """SHA-256 of the canonical JSON of all parts but the digest itself.
 
     Example:
         >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
         True
     """
+    body = {key: value for key, value in content.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

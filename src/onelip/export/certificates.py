@@ -4,7 +4,6 @@ Checked here: whole JSON, the format and its version, the digest over all of it,
 Whether the certificate is *true* is the question of `onelip check`, which recomputes everything.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,15 @@ def read_certificate(path: str | Path, weights_sha256: str, config_sha256: str |
     Raises:
         ExportError: if it is damaged, of another version, or about something else.
     """
+    from onelip.certify.certificate import digest  # which needs `bake`, from here
+
     path = Path(path)
     try:
         size = path.stat().st_size
         if size > SIZE_LIMIT:
             raise ExportError(f"{path}: expected a certificate of at most {SIZE_LIMIT:,} bytes, got {size:,}")
         raw = path.read_bytes()
-        content = json.loads(raw)
+        content = json.loads(raw, parse_constant=int)  # which refuses NaN and Infinity
     except OSError as error:
         raise ExportError(f"{path}: expected a certificate, got {error.strerror}; make one: onelip certify") from error
     except (ValueError, RecursionError) as error:
@@ -47,13 +48,6 @@ def read_certificate(path: str | Path, weights_sha256: str, config_sha256: str |
     if config_sha256 is not None and content.get("config") is not None:
         _check_hash(path, content["config"], config_sha256, "config")
     return raw, content
-
-
-def digest(content: dict[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of everything but the digest itself."""
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _check_hash(path: Path, entry: object, wanted: str, what: str) -> None:

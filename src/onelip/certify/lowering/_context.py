@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelip.bounds.graph import Graph, Node, Ref
 from onelip.certify.program import Operation
@@ -52,7 +52,7 @@ def spoken(node: Node) -> str:
 
 def no_rule(node: Node) -> Operation:
     """Refuse an operation by name."""
-    if "norm" in spoken(node).lower() and "batch" in spoken(node).lower():
+    if isinstance(node.module, nn.modules.batchnorm._BatchNorm) or "batch_norm" in node.op:
         raise ProofError(
             f"{spoken(node)}: expected an operation with a rule for its rounding, got batch normalisation, whose "
             "factor is computed as it runs; fold it into the layer before (torch.nn.utils.fusion.fuse_conv_bn_eval), "
