@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo layers test lint format bench check clean help
+.PHONY: demo layers test fuzz lint format bench docs check clean help
 
 help:                ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,12 +18,16 @@ layers: $(READY)     ## the layers at work: exact norms before and after, on rea
 test: $(READY)       ## all tests, on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-lint: $(READY)       ## ruff (lint, format) and pyright
+SECONDS ?= 60
+fuzz: $(READY)       ## search for false bounds for SECONDS=60, on all cores; failures go to fuzz/corpus/
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $$(date +%s) --jobs $$(nproc)
+
+lint: $(READY)       ## ruff (lint, format), pyright and the layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-format: $(READY)     ## let ruff mend what it can
+format: $(READY)     ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -37,6 +41,10 @@ bench: $(READY)      ## speed and memory, as ratios within one run; writes resul
 	$(BIN)/python benchmarks/certify.py
 	$(BIN)/python benchmarks/update_readme.py
 
+docs: $(READY)       ## the documentation site, into site/; readable without a network
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	PYTHONPATH=tools $(BIN)/zensical build --strict --clean
+
 check: lint test     ## what a change must pass
 
 # constraints.txt keeps pip on the one torch build that is meant; installed once, again when the inputs change.
@@ -47,4 +55,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:               ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist site

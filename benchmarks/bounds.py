@@ -10,7 +10,7 @@ from torch import nn
 
 import onelip
 from onelip.bounds import bound_layer, bound_weight, exact_bound
-from onelip.geometry import geometry_of
+from onelip.core.geometry import geometry_of
 
 
 def layers() -> dict[str, nn.Module]:

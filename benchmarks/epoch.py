@@ -11,7 +11,7 @@ import itertools
 import torch
 from _harness import interleaved, publish
 
-from onelip.data import batches
+from onelip.data import Batches
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.build import build_model, make_augmentation, set_layout
 from onelip.training.optimizer import make_optimizer
@@ -27,7 +27,7 @@ def main() -> None:
     recipe = Recipe()
     images = torch.randint(256, (50 * recipe.batch_size, 3, 32, 32), dtype=torch.uint8)
     labels = torch.randint(10, (len(images),))
-    loader = batches(
+    loader = Batches(
         images,
         labels,
         recipe.batch_size,

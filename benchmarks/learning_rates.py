@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from onelip.data import load_data
-from onelip.methods._registry import METHODS
+from onelip.methods.registry import METHODS
 from onelip.training import Diverged, Stopped, preset, train
-from onelip.training.presets import with_method
+from onelip.training.recipe import with_method
 
 OUT = Path(__file__).parents[1] / "results" / "learning_rates.json"
 RATES = (0.02, 0.1, 0.5)

@@ -15,7 +15,7 @@ from typing import Any
 from _harness import RESULTS
 
 from onelip.compare.table import rounded_up
-from onelip.methods._registry import METHODS
+from onelip.methods.registry import METHODS
 
 DOCUMENT = RESULTS.parent / "docs" / "methods.md"
 HEADINGS = ("method", "step", "memory", "train - eval", "largest s", "mean s", "proved L", "accuracy", "CRA 36/255")

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 
 from onelip.compare.memory import peak_mebibytes
 from onelip.compare.stepping import training_step
-from onelip.methods._registry import METHODS
+from onelip.methods.registry import METHODS
 from onelip.nn import MaxMin
 from onelip.training import build_model, preset
-from onelip.training.objective import Objective
-from onelip.training.optimizer import make_optimizer
-from onelip.training.presets import with_method
-from onelip.training.recipe import Recipe
+from onelip.training.recipe import Recipe, with_method
+from onelip.training.trainer import Learner
 
 SHAPE, CLASSES = (3, 32, 32), 10
 
@@ -98,15 +96,10 @@ def usual_step(limit: Recipe):
         for key, child in parent.named_children():
             if isinstance(child, MaxMin):
                 setattr(parent, key, UsualMaxMin())
-    optimizer, objective = make_optimizer(model, recipe), Objective(recipe, model)
+    learner = Learner(recipe, model)
 
     def step(images: Tensor, labels: Tensor) -> None:
-        loss = objective(
-            model, images, labels, batch_size=len(labels), progress=0.5, precision=torch.autocast("cpu", enabled=False)
-        )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        learner.step(images, labels, batch_size=len(labels), progress=0.5, lr=recipe.lr)
 
     return step
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import onelip
-from onelip.methods._parametrization import find_parametrization, original_of
+from onelip.core.parametrization import find_parametrization, original_of
 
 CHANNELS, SIDE, FEATURES = 192, 8, 1024
 Make = Callable[[], nn.Module]
@@ -36,14 +36,14 @@ def conv(method: str) -> Make:
         mode = "circular" if method in ("cayley", "sandwich") else "zeros"
         layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, padding_mode=mode)
         example = torch.zeros(1, CHANNELS, SIDE, SIDE)
-        return begun(onelip.constrain(nn.Sequential(layer), method, example=example, verbose=False))
+        return begun(onelip.constrain(nn.Sequential(layer), method, example=example))
 
     return make
 
 
 def dense(method: str) -> Make:
     """Our dense layer of AOL-Small."""
-    return lambda: begun(onelip.constrain(nn.Sequential(nn.Linear(FEATURES, FEATURES)), method, verbose=False))
+    return lambda: begun(onelip.constrain(nn.Sequential(nn.Linear(FEATURES, FEATURES)), method))
 
 
 def begun(model: nn.Sequential) -> nn.Sequential:

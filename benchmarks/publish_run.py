@@ -9,8 +9,8 @@ from pathlib import Path
 
 from _harness import RESULTS
 
+from onelip.core.files import read_json, write_json
 from onelip.report.curves import draw_curves
-from onelip.training.files import read_json, write_json
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 

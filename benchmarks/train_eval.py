@@ -7,14 +7,12 @@ import torch
 from _harness import publish
 from torch import Tensor
 
+from onelip.core.errors import RecipeError
 from onelip.data import load_data, to_float
-from onelip.methods._registry import METHODS
+from onelip.methods.registry import METHODS
 from onelip.training import build_model, preset
-from onelip.training.errors import RecipeError
-from onelip.training.objective import Objective
-from onelip.training.optimizer import make_optimizer
-from onelip.training.presets import with_method
-from onelip.training.recipe import Recipe
+from onelip.training.recipe import Recipe, with_method
+from onelip.training.trainer import Learner
 
 STEPS = 20
 
@@ -38,14 +36,9 @@ def difference(recipe: Recipe, images: Tensor, labels: Tensor, classes: int, sha
     """Largest difference of logits between both modes, in parts of the largest logit."""
     torch.manual_seed(0)
     model = build_model(recipe, classes, shape).train()
-    optimizer, objective = make_optimizer(model, recipe.replace(lr=0.1 * recipe.lr)), Objective(recipe, model)
-    off = torch.autocast("cpu", enabled=False)
+    learner = Learner(recipe, model)
     for _ in range(STEPS):
-        loss = objective(model, images, labels, batch_size=len(labels), progress=0.5, precision=off)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        objective.after_step()
+        learner.step(images, labels, batch_size=len(labels), progress=0.5, lr=0.1 * recipe.lr)
     with torch.no_grad():
         in_training = model(images)
         in_evaluation = model.eval()(images)

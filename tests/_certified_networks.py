@@ -176,7 +176,7 @@ def rejected(path, reason, **given):
 
 def report(path, *files):
     """What `onelip check` prints, and its exit code."""
-    verdict, code = checked(path, *files, *[None] * (3 - len(files)), quiet=True)
+    verdict, code = checked(path, *files)
     return verdict_text(verdict, code), code
 
 

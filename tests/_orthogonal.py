@@ -2,7 +2,7 @@
 
 import torch
 
-from onelip.methods._parametrization import original_of
+from onelip.core.parametrization import original_of
 from onelip.testing.norms import exact_jacobian
 
 DOUBLE = {"dtype": torch.float64}

@@ -1,11 +1,11 @@
-"""Training written out: no checkpoints, no display, no processes. What the loop must do, in a dozen lines."""
+"""Training as a plain loop, without checkpoints, display and processes: what the trainer must compute."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from onelip.data import batches, load_data
+from onelip.data import Batches, load_data
 from onelip.losses import OffsetCrossEntropy
 from onelip.training import Recipe, build_model, learning_rate, make_optimizer
 from onelip.training.build import make_augmentation
@@ -18,8 +18,8 @@ def train_plainly(recipe: Recipe, change_gradients: Callable[[nn.Module], None] 
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, 10, (1, 8, 8)).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = make_optimizer(model, recipe)
-    loss = OffsetCrossEntropy(reduction="sum")
-    loader = batches(
+    loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
+    loader = Batches(
         data.train_images,
         data.train_labels,
         recipe.batch_size,
@@ -33,7 +33,7 @@ def train_plainly(recipe: Recipe, change_gradients: Callable[[nn.Module], None] 
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(recipe, step, recipe.epochs * len(loader))
             optimizer.zero_grad()
-            (loss(model(images.contiguous(memory_format=torch.channels_last)), labels) / len(labels)).backward()
+            loss(model(images.contiguous(memory_format=torch.channels_last)), labels).backward()
             change_gradients(model)
             optimizer.step()
             step += 1

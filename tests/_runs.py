@@ -1,4 +1,4 @@
-"""What the tests of training share: a small recipe, and runs in processes of their own."""
+"""Helpers for tests of training: a small recipe, and runs in processes of their own."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from onelip.training import Recipe
+from onelip.training import Display, Recipe
 
 # A few hundred parameters: a step takes milliseconds. Augmented, so that every kind of random number is in play.
 SMALL = Recipe(
@@ -33,7 +33,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONWAR
 
 # Processes are forked from one that has torch loaded: each is real, and can be killed, but starts at once.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["_runs", "onelip.cli.train", "onelip.training.loop", "torch._dynamo"])
+FORKS.set_forkserver_preload(["_runs", "onelip.cli.train", "onelip.training.trainer", "torch._dynamo"])
 
 
 def onelip(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -60,38 +60,38 @@ def call(capsys: Any, *arguments: str | Path) -> tuple[Any, str, str]:
 def start(
     log: Path,
     *arguments: str | Path,
-    die_in: tuple[str, int] | None = None,
+    interrupt: tuple[str, int, int] | None = None,
     limit: int = 0,
     environment: dict[str, str] | None = None,
 ) -> ForkServerProcess:
-    """`onelip ...` in a process of its own, not waited for; what it prints goes to a file.
+    """`onelip ...` in a process of its own, not waited for; its output goes to a file.
 
     Args:
         log: that file.
         *arguments: those of the command line.
-        die_in: a function by its module and name, and a number: at that call the process kills itself.
+        interrupt: a function by its module and name, a number n, and a signal that the process sends itself at the n-th
+            call of the function; so interruptions come at a known place, however fast the machine is.
         limit: bytes beyond which the system refuses to write a file; 0 for none.
         environment: variables to set.
     """
-    process = FORKS.Process(target=_command, args=(log, list(map(str, arguments)), die_in, limit, environment or {}))
+    process = FORKS.Process(target=_command, args=(log, list(map(str, arguments)), interrupt, limit, environment or {}))
     process.start()
     return process
 
 
 def finish(log: Path, *arguments: str | Path) -> str:
-    """The same, to its end, which must be a good one; returns what it printed."""
+    """The same, to its end, which must be a good one; returns its output."""
     process = start(log, *arguments)
-    process.join(60)
+    process.join(600)
     assert process.exitcode == 0, log.read_text()
     return log.read_text()
 
 
 def _command(
-    log: Path, arguments: list[str], die_in: tuple[str, int] | None, limit: int, environment: dict[str, str]
+    log: Path, arguments: list[str], interrupt: tuple[str, int, int] | None, limit: int, environment: dict[str, str]
 ) -> None:
     import importlib
     import resource
-    import signal
 
     import torch
 
@@ -101,21 +101,39 @@ def _command(
     os.environ.update(environment)
     if limit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    if die_in:
-        (where, _, name), at = die_in[0].rpartition("."), die_in[1]
+    if interrupt:
+        path, at, number = interrupt
+        where, _, name = path.rpartition(".")
         module = importlib.import_module(where)
         real, calls = getattr(module, name), []
 
-        def fatal(*arguments: object, **settings: object) -> object:
+        def interrupted(*arguments: object, **settings: object) -> object:
             calls.append(arguments)
             if len(calls) == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), number)
             return real(*arguments, **settings)
 
-        setattr(module, name, fatal)
+        setattr(module, name, interrupted)
     with log.open("a", buffering=1) as out, redirect_stdout(out), redirect_stderr(out):
         code = main(arguments)
     sys.exit(code)
+
+
+class Interrupted(Exception):
+    """Raised between two steps by `Interrupter`."""
+
+
+class Interrupter(Display):
+    """A display that ends the run after a number of steps, as a kill would."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(None)
+        self.left = steps
+
+    def step(self, *args: object) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
 
 
 def same_bytes(one: Path, other: Path) -> bool:

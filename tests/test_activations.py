@@ -5,11 +5,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from onelip.nn._base import LipschitzModule
+from onelip.core.lipschitz_module import LipschitzModule
 from onelip.nn.absolute import Abs
 from onelip.nn.groupsort import GroupSort, groupsort
 from onelip.nn.householder import Householder

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip._precision import full_precision
-from onelip.methods.aol import find_aol, original_of
+from onelip.core.parametrization import original_of
+from onelip.core.precision import full_precision
+from onelip.nn.aol import find_aol
 from onelip.testing import exact_norm
 
 

@@ -6,9 +6,9 @@ from _orthogonal import DOUBLE, randn
 from torch import nn
 from torch.nn import functional as F
 
-from onelip.methods import _bjorck_steps, bjorck
-from onelip.methods._bjorck_steps import bjorck_steps
-from onelip.methods._parametrization import claim_of
+from onelip.core.parametrization import claim_of
+from onelip.methods.orthogonal import bjorck, steps as iteration
+from onelip.methods.orthogonal.steps import bjorck_steps
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_derivatives_where_steps_end_early():
 
 def test_the_gram_matrix_of_half_of_the_blocks():
     X = randn(2, 30, 600)
-    G = _bjorck_steps.symmetric_gram(X)
+    G = iteration.symmetric_gram(X)
     torch.testing.assert_close(G, X.mT @ X, rtol=0, atol=1e-12)
     off_diagonal = G.triu(300)
     assert torch.equal(off_diagonal, G.tril(-300).mT)  # the same bits: multiplied out once
@@ -93,8 +93,8 @@ def test_stops_where_it_is_orthogonal(monkeypatch):
     Q = torch.linalg.qr(randn(20, 20)).Q[None]
     torch.testing.assert_close(bjorck_steps(Q, 50), Q, rtol=0, atol=1e-13)
     taken = []
-    apply = _bjorck_steps._Step.apply
-    monkeypatch.setattr(_bjorck_steps._Step, "apply", lambda *args: taken.append(args) or apply(*args))
+    apply = iteration._Step.apply
+    monkeypatch.setattr(iteration._Step, "apply", lambda *args: taken.append(args) or apply(*args))
     bjorck_steps(Q, 50)
     assert len(taken) == 1
     bjorck_steps(randn(1, 96, 96, dtype=torch.float32), 4)
@@ -134,7 +134,7 @@ def test_tall_matrices_miss_one_by_no_more_than_stated(steps, columns, spread):
     M = (U * torch.logspace(-spread, 0, columns, dtype=torch.float64)) @ V.T
     W = bjorck_steps(M[None].float(), steps)[0]
     assert W.dtype == torch.float64
-    assert torch.linalg.matrix_norm(W, 2) <= 1 + _bjorck_steps.excess_of_steps(rows, columns)
+    assert torch.linalg.matrix_norm(W, 2) <= 1 + iteration.excess_of_steps(rows, columns)
 
 
 @pytest.mark.parametrize(("shape", "function"), [((300, 70), "_Product"), ((96, 96), "_Step")])
@@ -142,7 +142,7 @@ def test_next_to_orthogonal_few_products_suffice(shape, function, monkeypatch):
     """A tenth of noise: four steps. A weaker bound of the norm would shrink the matrix and need two more."""
     noise = 0.1 * randn(*shape, dtype=torch.float32) / shape[0] ** 0.5
     M = torch.eye(*shape) + noise
-    calls, kind = [], getattr(_bjorck_steps, function)
+    calls, kind = [], getattr(iteration, function)
     apply = kind.apply
     monkeypatch.setattr(kind, "apply", lambda *args: calls.append(args) or apply(*args))
     W = bjorck_steps(M[None], 12)[0]
@@ -155,7 +155,7 @@ def test_bounds_on_gram_matrices():
         for M in (randn(*shape), randn(*shape).abs(), torch.eye(*shape, dtype=torch.float64)):
             G = (M.T @ M)[None]
             norm = torch.linalg.matrix_norm(G, 2)
-            assert norm * (1 - 1e-13) <= _bjorck_steps._bound(G) <= _bjorck_steps._simple_bound(G)
+            assert norm * (1 - 1e-13) <= iteration._bound(G) <= iteration._simple_bound(G)
 
 
 @pytest.mark.parametrize("size", [1.4e-45, 1e-42, 1e-38, 1e-22, 1e23, 1e38])
@@ -164,7 +164,7 @@ def test_tall_matrices_of_any_size_are_bounded_and_have_derivatives(size, steps)
     """The bounds of the norm take eighth powers: below 1e-41 those are out of the range of float64."""
     M = torch.stack([torch.full((128, 64), size), size * torch.outer(torch.arange(128) % 3, torch.ones(64))])
     norms = torch.linalg.matrix_norm(bjorck_steps(M, steps), 2)
-    assert bool((norms <= 1 + _bjorck_steps.excess_of_steps(128, 64)).all())
+    assert bool((norms <= 1 + iteration.excess_of_steps(128, 64)).all())
     assert bool((norms > 0.4).all())
     if 1e-38 <= size <= 1e23:
         P = (size * randn(1, 12, 5)).float().requires_grad_()

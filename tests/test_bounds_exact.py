@@ -9,17 +9,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from _layer_cases import layer_cases
 from _rational_norms import integers, layer_square_from_below, square_from_below
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 
 from onelip.bounds import ProofFailed, Witness, exact, exact_bound, exact_bound_layer
-from onelip.bounds._rational import up_root, up_root_of_power
 from onelip.bounds._remainders import absolute_gram_sums, coprime_bases
 from onelip.bounds.fast import candidates
-from onelip.geometry import UnsupportedLayer, geometry_of
-from onelip.testing.layers import layer_cases
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import geometry_of
+from onelip.core.rounding import up_root, up_root_of_power
 
 SLOW = settings(
     max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)

@@ -6,10 +6,12 @@ import pytest
 import torch
 from _rational_norms import layer_square_from_below
 from torch import nn
+from torch.nn.utils import parametrize
 
 from onelip.bounds import bound_layer, exact_bound_layer, padding_factor
 from onelip.bounds.padding import geometry_without_copies
-from onelip.geometry import UnsupportedLayer, geometry_of
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import geometry_of
 from onelip.testing import exact_norm
 
 
@@ -93,3 +95,12 @@ def test_a_kernel_size_that_the_weight_does_not_have_is_refused():
     for bound in (bound_layer, exact_bound_layer):
         with pytest.raises(UnsupportedLayer, match=r"kernel_size \(5,\), got \(1,\)"):
             bound(layer, 8)
+
+
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+def test_parametrized_layers_are_bounded_too(mode):
+    layer = nn.Conv1d(1, 1, 2, padding=1, padding_mode=mode)
+    parametrize.register_parametrization(layer, "weight", nn.Identity())
+    plain = nn.Conv1d(1, 1, 2, padding=1, padding_mode=mode)
+    plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    assert bound_layer(layer, (4,)).value == bound_layer(plain, (4,)).value

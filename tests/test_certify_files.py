@@ -16,14 +16,14 @@ import onelip
 from onelip import checker
 from onelip.certify import ProofError, certify, write_certificate
 from onelip.certify.certificate import WeightFile, digest
-from onelip.certify.images import images_hash
 from onelip.certify.margins import PAPER_RADII
 from onelip.cli.certify import run as certify_command
+from onelip.core.errors import RecipeError, RunError
+from onelip.core.files import write_json, write_whole
+from onelip.core.images import images_hash
 from onelip.data import load_data
 from onelip.nn import MaxMin
 from onelip.training.build import build_model, save_weights
-from onelip.training.errors import RecipeError, RunError
-from onelip.training.files import write_json, write_whole
 from onelip.training.run_directory import RunConfig, RunDirectory
 
 
@@ -215,7 +215,7 @@ def test_commands_without_sense(run, tmp_path):
         certify_command([str(run), "--mode", "real-arithmetic", "--out", str(tmp_path / "c.json")])
     with pytest.raises(RecipeError, match="--limit"):
         certify_command([str(run), "--limit", "0"])
-    with pytest.raises(RunError, match="expected the directory of a run"):
+    with pytest.raises(RunError, match="is not a run"):
         certify_command([str(tmp_path)])
 
 
@@ -288,7 +288,7 @@ def test_ctrl_c_while_writing_leaves_nothing(tmp_path, monkeypatch):
     def interrupted(handle):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onelip.training.files.os.fsync", interrupted)
+    monkeypatch.setattr("onelip.core.files.os.fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "cert.json", b"{}")
     assert list(tmp_path.iterdir()) == []

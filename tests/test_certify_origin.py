@@ -8,10 +8,10 @@ import torch
 from _runs import SMALL_FLAGS, call
 
 from onelip.certify.certificate import digest
-from onelip.certify.images import images_hash
 from onelip.certify.origin import find_images
-from onelip.certify.rounding import ProofError
 from onelip.cli import main
+from onelip.core.errors import ProofError
+from onelip.core.images import images_hash
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,24 @@ def renamed(content):
     content["nodes"][1]["place"] = "elsewhere"
 
 
+def unlabelled(content):
+    for result in content["results"]:
+        result["label"] = None
+    content["summary"]["cra"] = {}
+
+
+def without_config(content):
+    content["config"] = None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(relabelled, "result 0: expected the label"), (renamed, "node 1 .*place: expected .* as in the network")],
+    [
+        (relabelled, "result 0: expected the label"),
+        (unlabelled, r"result 0: expected the label \d of the data, got null"),
+        (without_config, "config: expected the SHA-256 of .*config.json, got null"),
+        (renamed, "node 1 .*place: expected .* as in the network"),
+    ],
 )
 def test_what_only_the_run_can_tell(run, tmp_path, capsys, change, words):
     path = changed(run, tmp_path, change)
@@ -70,7 +85,7 @@ def test_what_only_the_run_can_tell(run, tmp_path, capsys, change, words):
     assert code == 0  # nothing in it is false of the program that it describes
     code, out, _ = call(capsys, "check", path, "--run", run / "run", "--quiet")
     assert code == 1
-    assert out.startswith("REJECTED: not about ")
+    assert out.startswith("REJECTED: does not belong to ")
     assert re.search(words, out)
     code, out, _ = call(capsys, "check", path, "--run", run / "run", "--quiet", "--json")
     assert (code, json.loads(out)["accepted"]) == (1, False)
@@ -91,7 +106,7 @@ def test_another_run_and_none(run, tmp_path, capsys):
     assert main(["train", *SMALL_FLAGS, "--epochs", "1", "--seed", "7", "--out", str(tmp_path / "other")]) == 0
     code, out, _ = call(capsys, "check", run / "cert.json", "--run", tmp_path / "other", "--quiet")
     assert code == 1
-    assert "weights: expected those that the certificate is about" in out
+    assert "plain.safetensors is not the file that was certified" in out
     code, _, err = call(capsys, "check", run / "cert.json", "--run", tmp_path / "nowhere")
     assert code == 2
-    assert "expected the directory of a run" in err
+    assert "is not a run" in err

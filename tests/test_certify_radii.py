@@ -10,7 +10,8 @@ from torch import nn
 
 from onelip.certify import certify, prove
 from onelip.certify.head import Head
-from onelip.certify.radius import certified_radii, pixel_distance, real_radii
+from onelip.certify.margins import real_radii
+from onelip.certify.radius import certified_radii, pixel_distance
 from onelip.nn import MaxMin
 
 
@@ -216,7 +217,8 @@ def test_the_shortcut_gives_the_numbers_of_the_formula():
 def test_real_arithmetic_leaves_the_loss_out():
     tables = head(2.0, 0.5)
     logits = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0], [math.nan, 0.0, 1.0]])
-    assert real_radii(logits, tables).tolist() == [1.0, 0.0, 0.0]
+    slopes = torch.tensor(tables.slope, dtype=torch.float64)
+    assert real_radii(torch.from_numpy(logits), slopes).tolist() == [1.0, 0.0, 0.0]
     assert certified_radii(logits, tables, 9)[0] == math.nextafter(0.75, 0)
 
 

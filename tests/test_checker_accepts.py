@@ -19,8 +19,7 @@ from _certified_networks import (
     small,
 )
 from _exact_layers import up, up_power_root, up_root
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from onelip.checker import Rejected, check, norms, proof
 

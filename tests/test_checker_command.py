@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_as_a_file_and_as_a_module(tmp_path):
     done = run("-W", "error", "-m", "onelip.checker", path)
     assert done.returncode == 3
     assert json.loads(done.stdout)["logits_checked"] is False
-    assert "taken from the file" in done.stdout
+    assert "that the logits in the file are those of the images" in done.stdout
     code = (
         "import sys, pathlib, onelip.checker as c; c.check(pathlib.Path(sys.argv[1])); sys.exit('torch' in sys.modules)"
     )
@@ -52,9 +53,13 @@ def test_verb(tmp_path, capsys):
 
     path = files(small(), tmp_path)
     assert run([str(path), "--images", str(tmp_path / "images.npy")]) == 0
-    said = capsys.readouterr()
-    assert "ACCEPTED: 3 of 3" in said.out
-    assert "node 2 (sort)" in said.err
+    printed = capsys.readouterr()
+    assert "ACCEPTED: 3 of 3" in printed.out
+    assert re.fullmatch(r"estimated work .* min of one core, memory .* GB\n", printed.err)
+    assert run([str(path), "--images", str(tmp_path / "images.npy"), "--verbose"]) == 0
+    assert "node 2 (sort)" in capsys.readouterr().err
+    assert run([str(path), "--quiet"]) == 3
+    assert not capsys.readouterr().err
     assert run([str(path), "--json", "--quiet"]) == 3
     assert json.loads(capsys.readouterr().out)["logits_checked"] is False
     assert run([str(tmp_path / "none.json"), "--quiet"]) == 2

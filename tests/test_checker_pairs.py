@@ -31,7 +31,10 @@ def test_no_pairs_with_groups_or_positions(tmp_path):
 
 def test_no_pairs_of_what_is_computed_after_the_last_layer(tmp_path):
     """Rows of the last node are taken: those of a layer before are none of it."""
-    rejected(files(no_head(), tmp_path, pairs=False, edit=change("pairs", to=True)), "KeyError")
+    rejected(
+        files(no_head(), tmp_path, pairs=False, edit=change("pairs", to=True)),
+        "pairs: expected a linear layer or convolution at the end",
+    )
     net = Builder((2, 1))
     net.map(dyadic(2, 2, 1))
     potential(net, dyadic(2, 2, 1))
@@ -40,7 +43,9 @@ def test_no_pairs_of_what_is_computed_after_the_last_layer(tmp_path):
     def with_pairs(content):
         content["pairs"] = True
 
-    rejected(files(net, tmp_path, pairs=False, edit=with_pairs), "pairs: expected a last layer")
+    rejected(
+        files(net, tmp_path, pairs=False, edit=with_pairs), "pairs: expected a linear layer or convolution at the end"
+    )
 
 
 @pytest.mark.parametrize("given", [{"padding": [[1, 1]]}, {"padding": [[2, 1]], "dilation": [2]}])
@@ -61,7 +66,7 @@ def test_logits_are_all_entries_of_the_last_node(tmp_path):
     def without_the_last(content):
         content["nodes"].pop()
 
-    rejected(files(net, tmp_path, pairs=False, edit=without_the_last), "result 0: expected 4 logits, got 3")
+    rejected(files(net, tmp_path, pairs=False, edit=without_the_last), "result 0: logits: expected 4, got 3")
 
 
 @pytest.mark.parametrize("more", [False, True])
@@ -74,7 +79,9 @@ def test_rows_of_logits_are_not_filled_up(more, tmp_path):
     if more:
         net.exact("join", (2,), lambda x: x[:2])
     path = files(net, tmp_path)
-    check(path, images=tmp_path / "images.npy") if more else rejected(path, "pairs: some logits are no rows")
+    check(path, images=tmp_path / "images.npy") if more else rejected(
+        path, "pairs: expected logits that are rows of one layer"
+    )
     check(files(net, tmp_path, pairs=False), images=tmp_path / "images.npy")
 
 

@@ -33,11 +33,10 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("arguments", ["", "--help", *(f"{verb} --help" for verb in VERBS), "data fetch --help"])
 def test_help_does_not_load_torch(arguments):
     code = (
-        "import sys, time; from onelip.cli import main\n"
+        "import sys; from onelip.cli import main\n"
         "try: code = main(sys.argv[1:])\n"
         "except SystemExit as exit: code = exit.code\n"
-        "assert not code and 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
-        "assert time.process_time() < 1, time.process_time()"
+        "assert not code and 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments.split()], env=ENVIRONMENT, capture_output=True, text=True, check=False
@@ -111,7 +110,7 @@ def test_a_run_keeps_its_recipe(run, capsys):
     out, _ = run
     code, _, err = call(capsys, "train", "--resume", out, "--lr", "0.7")
     assert code == 2
-    assert "--lr 0.05, got 0.7" in err or re.search(r"own --lr [\d.]+, got 0.7", err)
+    assert re.search(r"the run has --lr [\d.]+, got 0.7", err)
     assert call(capsys, "train", "--resume", out, "--out", out)[0] == 2
     assert call(capsys, "train", "--resume", out, "--device", "cpu")[0] == 0
     code, _, err = call(capsys, *FLAGS, "--out", out)
@@ -124,7 +123,7 @@ def test_runs_get_names_of_their_own(capsys, tmp_path, monkeypatch):
     for number in (1, 2):
         code, text, _ = call(capsys, *FLAGS)
         assert code == 0
-        assert f"The run is in runs/digits-patchwise-tiny-{number}" in text
+        assert f"Run: runs/digits-patchwise-tiny-{number}" in text
         assert "accuracy" in text
 
 
@@ -191,18 +190,18 @@ def test_own_images_that_went_elsewhere(capsys, tmp_path, monkeypatch):
     npz(tmp_path / "other.npz", seed=1)
     code, _, err = call(capsys, "train", "--resume", "../run", "--data", "../other.npz")
     assert code == 1
-    assert "expected the data that the run began with" in err
+    assert "not the data that the run started with" in err
     (tmp_path / "run" / "checkpoint.safetensors").rename("checkpoint")  # as if killed before the first one
     code, _, err = call(capsys, "train", "--resume", "../run", "--data", "../other.npz")
     assert code == 1
-    assert "expected the data that the run began with" in err
+    assert "not the data that the run started with" in err
     (tmp_path / "elsewhere" / "checkpoint").rename(tmp_path / "run" / "checkpoint.safetensors")
     code, _, err = call(capsys, "train", "--resume", "../run", "--data", "moved.npz")
     assert code == 0, err
     assert read_config(RunDirectory(tmp_path / "run")).recipe.data == str(tmp_path / "elsewhere" / "moved.npz")
     code, _, err = call(capsys, "train", "--resume", "../run", "--data", "cifar10")
     assert code == 2
-    assert "expected the run's own --data" in err
+    assert "the run has --data" in err
 
 
 def test_commands_to_paste(monkeypatch, tmp_path):

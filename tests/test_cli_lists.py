@@ -7,11 +7,10 @@ import pytest
 from _runs import call, onelip
 
 from onelip.cli import methods as verb
-from onelip.methods._about import citation_of, options_of
-from onelip.methods._method import Guarantee, Mechanism
-from onelip.methods._registry import METHODS
-from onelip.models import list_models
-from onelip.models._about import describe_model
+from onelip.methods.about import citation_of, options_of
+from onelip.methods.method import Guarantee, Mechanism
+from onelip.methods.registry import METHODS
+from onelip.models import describe_model, list_models
 
 METHOD_TEXTS = {name: method.title for name, method in METHODS.items()}
 MODEL_TEXTS = {name: describe_model(name).title for name in list_models()}

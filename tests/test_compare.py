@@ -17,11 +17,11 @@ from _runs import FORKS, same_bytes
 from rich.console import Console
 
 from onelip.cli.compare import run as command
-from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, stepping
-from onelip.compare import run as run_module
+from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module, stepping
 from onelip.compare.plan import choose_methods
-from onelip.training import Diverged, RecipeError, RunError, Stopped, files, load_run, read_config
-from onelip.training.lock import locked
+from onelip.core import files
+from onelip.core.files import locked
+from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
 
 INTERLEAVED = stepping.interleaved
@@ -143,8 +143,8 @@ def test_rows_say_everything(finished):
     assert aol["singular_values"]["largest"] <= 1 + 1e-6
     assert set(plain["results"]["test"]["cra"].values()) == {None}  # nobody vouches by construction
     assert failed["status"] == "failed"
-    assert "serves Linear" in failed["why"]
-    assert f"[2/3] {FAILS}: FAILED: expected a method that serves Conv2d" in said
+    assert "supports Linear" in failed["why"]
+    assert f"[2/3] {FAILS}: FAILED: the method 'lln' supports Linear, not Conv2d" in said
     assert read_config(RunDirectory(out / "aol")).recipe == plan_of("aol").recipe_for("aol", 2)
 
 
@@ -164,7 +164,7 @@ def test_table_and_page_have_a_row_for_each(finished):
     for word in (
         "aol",
         "none",
-        "failed: expected a method that serves Conv2d",
+        "supports Linear, not Conv2d",
         "CRA 36/255",
         "constant",
         "<li><code>it",
@@ -353,7 +353,7 @@ def test_the_command(archive, tmp_path, capsys, quick):
     more = flags(archive, out, "--methods", FAILS, "--budget", "1ep", "--validation", "0.2")
     assert command(more) == 1  # none of those asked for
     captured = capsys.readouterr()
-    assert f"{FAILS} failed: expected a method that serves Conv2d" in captured.out
+    assert f"{FAILS} failed: the method 'lln' supports Linear, not Conv2d" in captured.out
     assert "0 of 1 methods worked" in captured.err
 
 
@@ -365,7 +365,7 @@ def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):
 
         monkeypatch.setattr(run_module, "train", stop)
         assert command(flags(archive, tmp_path / "out", "--methods", "aol", "--budget", "1ep")) == code
-        assert "go on with\n  onelip compare --data" in capsys.readouterr().err
+        assert "resume with\n  onelip compare --data" in capsys.readouterr().err
 
 
 def test_help_needs_no_torch():

@@ -8,8 +8,8 @@ from torch import nn
 from onelip.compare import measures, spectrum, stepping
 from onelip.compare.memory import peak_mebibytes
 from onelip.compare.table import rounded_up
-from onelip.export import bake
-from onelip.methods.sll import sll
+from onelip.core.bake import bake
+from onelip.methods.residual.sll import sll
 from onelip.testing import exact_jacobian
 
 

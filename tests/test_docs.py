@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onelip.methods._registry import markdown_table
+from onelip.methods.registry import markdown_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -16,7 +16,17 @@ def blocks(text):
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tour.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/index.md",
+        "docs/tour.md",
+        "docs/own-loop.md",
+        "docs/training.md",
+        "docs/certificates-explained.md",
+    ],
+)
 def test_python_examples_run(document, capsys):
     names: dict[str, object] = {}
     for code in blocks((ROOT / document).read_text()):

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.methods._tight import orthogonal_columns
-from onelip.methods.aol import find_aol, original_of
+from onelip.core.parametrization import original_of
+from onelip.nn.aol import find_aol
+from onelip.nn.init import orthogonal_columns
 from onelip.testing import exact_jacobian
 
 NAMES = ["Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]

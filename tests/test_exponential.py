@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from onelip.methods import eco
-from onelip.methods._exponential import _POWERS, _UNIT, skew_exponential
+from onelip.methods.fourier import eco
+from onelip.methods.fourier.exponential import _POWERS, _UNIT, skew_exponential
 
 
 def skew(b, n, dtype, norm):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.geometry import geometry_of
-from onelip.methods.aol import original_of
+from onelip.core.geometry import geometry_of
+from onelip.core.parametrization import original_of
 from onelip.testing import exact_norm
 
 

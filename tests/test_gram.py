@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from onelip.gram._floats import power_of_two
+from onelip.core.floats import power_of_two
 from onelip.gram.correlation import self_correlation
 from onelip.gram.perron import perron_vector
 from onelip.gram.rescale import one_step, rescaled

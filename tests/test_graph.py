@@ -3,7 +3,6 @@
 # A missing number fails a test here, which is as good.
 # pyright: reportOptionalOperand=false, reportOperatorIssue=false
 
-import random
 import warnings
 
 import pytest
@@ -128,24 +127,11 @@ def test_unfilled_memory_is_no_constant():
     assert graph.nodes[1].arguments[1].isnan().all()
 
 
-def _doubles(self, x):
-    self.gain = 2 * getattr(self, "gain", 1.0)
-    return x * self.gain
-
-
-def _counts(self, x):
-    self.calls += 1
-    return x * self.calls
-
-
 def _per_batch(self, x):
     return torch.cat([x] * x.shape[0], 1)
 
 
 ANOTHER = [
-    (_doubles, "mul.Tensor"),
-    (_counts, "mul.Tensor"),
-    (lambda self, x: x * random.random(), "mul.Tensor"),
     (lambda self, x: x * x.shape[0], "mul.Tensor"),
     (lambda self, x: x * torch.arange(len(x))[:, None], "mul.Tensor"),
     (lambda self, x: x[:, None].expand(len(x), len(x), 3), "expand"),
@@ -156,9 +142,9 @@ ANOTHER = [
 
 
 @pytest.mark.parametrize(("forward", "words"), ANOTHER)
-def test_another_program_for_other_batches_or_at_the_next_call(forward, words):
+def test_another_program_for_other_batches(forward, words):
     with pytest.raises(CannotTrace, match=rf"every number of samples, got .*{words}"):
-        trace(module_of(forward, calls=0), torch.rand(1, 3))
+        trace(module_of(forward), torch.rand(1, 3))
 
 
 def test_what_follows_the_batch_by_itself_is_no_other_program():
@@ -189,17 +175,11 @@ def test_autocast_inside_is_seen_as_casts():
     assert all(node.op != "module" for node in graph.nodes)
 
 
-def _count(self, x):
-    self.seen += 1
-    return x * self.seen
-
-
 REFUSED = [
     (lambda self, x: x if x.sum() > 0 else 2 * x, "control flow"),
     (lambda self, x: (x, x), "one tensor in and one out"),
     (lambda self, x: [x], "inside a container"),
     (lambda self, x: x.mul_(2), "leaves its input alone"),
-    (_count, "writes into seen"),
     (lambda self, x, y: x + y, "further inputs"),
     (lambda self, x: torch.from_numpy(x.numpy()), "calls out of torch"),
     (lambda self, x: x.no_such_thing(), "AttributeError"),
@@ -208,10 +188,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("forward", "words"), REFUSED)
 def test_refused(forward, words, capfd):
-    model = module_of(forward)
-    model.register_buffer("seen", torch.zeros(()))
     with pytest.raises(CannotTrace, match=words):
-        trace(model, torch.rand(2, 3))
+        trace(module_of(forward), torch.rand(2, 3))
     assert capfd.readouterr() == ("", "")
 
 
@@ -263,18 +241,11 @@ def _hyper(self, x):
     return torch.func.functional_call(self.layer, {"weight": x.T @ x, "bias": self.layer.bias}, (x,))
 
 
-def _hidden(self, x):
-    self.layer.__dict__["weight"] = x.T @ x
-    return self.layer(x)
-
-
 def test_other_weights_than_the_stored_ones():
-    for forward in (_assigned, _hyper):
-        with pytest.raises(CannotTrace, match="'layer' to be called with its stored weights"):
+    stored = "'layer' to be called with its stored weights"
+    for forward, words in ((_assigned, r"changes 'layer\.weight'"), (_hyper, stored)):
+        with pytest.raises(CannotTrace, match=words):
             trace(module_of(forward, layer=nn.Linear(3, 3)), torch.rand(2, 3))
-    hidden = trace(module_of(_hidden, layer=nn.Linear(3, 3)), torch.rand(2, 3))
-    assert [op for _, op in steps(hidden)][-1] == "aten.linear.default"
-    assert len(hidden.nodes[-1].inputs) == 2
 
 
 def test_a_leaf_that_writes_into_its_input_is_refused():

@@ -8,11 +8,11 @@ from _orthogonal import CIRCULAR, DOUBLE, randn, randomised, values
 from torch import nn
 from torch.nn import functional as F
 
-from onelip.geometry import UnsupportedLayer
-from onelip.methods import aoc, bcop
-from onelip.methods._bjorck_steps import bjorck_steps
-from onelip.methods._block_kernels import grown
-from onelip.methods._parametrization import claim_of, find_parametrization, original_of
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.parametrization import claim_of, find_parametrization, original_of
+from onelip.methods.orthogonal import aoc, bcop
+from onelip.methods.orthogonal.block_kernels import grown
+from onelip.methods.orthogonal.steps import bjorck_steps
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from torch import nn
 
 import onelip
 from onelip.bounds.modules import vouch
-from onelip.geometry import geometry_of
-from onelip.methods._parametrization import find_parametrization, original_of
-from onelip.methods._projection import project, project_after
-from onelip.methods.clipping import clipping, largest_not_above, schur_count
-from onelip.methods.lcc import lcc, limit_batch_norm
-from onelip.methods.parseval import parseval
+from onelip.core.geometry import geometry_of
+from onelip.core.parametrization import find_parametrization, original_of
+from onelip.methods.norms.clipping import clipping, largest_not_above, schur_count
+from onelip.methods.norms.lcc import lcc, limit_batch_norm
+from onelip.methods.norms.parseval import parseval
+from onelip.methods.norms.projection import project, project_after
 from onelip.testing import exact_jacobian, exact_norm
 
 LAYERS = {

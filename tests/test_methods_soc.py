@@ -7,11 +7,10 @@ import torch
 from _orthogonal import CIRCULAR, DOUBLE, randn, values
 from torch import nn
 
-from onelip.export import bake
-from onelip.geometry import UnsupportedLayer
-from onelip.methods import soc
-from onelip.methods._skew import exponential, gain, skew_kernel, skew_norm_bound
-from onelip.nn._base import UnknownLipschitzConstant
+from onelip.core.bake import bake
+from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.methods.orthogonal import soc
+from onelip.methods.orthogonal.skew import exponential, gain, skew_kernel, skew_norm_bound
 from onelip.testing.norms import exact_jacobian
 
 
@@ -151,7 +150,8 @@ def test_refusals_of_soc():
         (nn.Conv2d(4, 4, 3), "expected padding that keeps the size .* 1 on both sides"),
         (nn.Conv2d(4, 4, 2, padding="same"), "expected odd kernel sizes"),
         (nn.Conv2d(4, 4, 3, stride=2, padding=2, dilation=2), "expected dilation with stride 1 only"),
-        (nn.ConvTranspose2d(4, 4, 3, padding=1), "expected Conv1d, Conv2d or Conv3d"),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), "expected Linear or Conv1d to Conv3d"),
+        (nn.ConvTranspose2d(4, 4, 2, stride=2), "expected Linear or Conv1d to Conv3d"),
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate"), "zero or circular padding"),
     ]:
         with pytest.raises(UnsupportedLayer, match=message):

@@ -6,14 +6,15 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onelip.bounds.modules import constant_of
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.rounding import multiply_up, root_at_most
 from onelip.nn import pooling
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
 from onelip.nn.centering import BatchCentering, LayerCentering
 from onelip.nn.channels import FirstChannels, PadChannels
 from onelip.nn.maxmin import MaxMin
@@ -79,7 +80,7 @@ def test_average_is_torchs_average_times_a_number():
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_root_is_the_largest_float_not_above(numerator, denominator):
     square = Fraction(numerator, denominator)
-    root = pooling.root_below(square)
+    root = root_at_most(square)
     assert Fraction(root) ** 2 <= square < Fraction(math.nextafter(root, math.inf)) ** 2
 
 

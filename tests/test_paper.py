@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onelip
-from onelip.methods.aol import original_of
+from onelip.core.parametrization import original_of
 from onelip.testing import exact_jacobian, exact_norm
 
 

@@ -14,15 +14,17 @@ from torch.nn.utils import parametrize
 import onelip
 from onelip.certify.certificate import WeightFile, write_certificate
 from onelip.checker import check
-from onelip.export import NonFiniteWeight, export_onnx, save_plain
-from onelip.methods import bro, cayley, cpl, eco, lot, sandwich, sll
-from onelip.methods._frequencies import frequencies, real_waves
-from onelip.methods._period import Period
-from onelip.methods._plain_fourier import plain_periodic
-from onelip.methods._plain_relu import reflected
-from onelip.methods._potential import ConvexPotential
-from onelip.methods._tracking import links
-from onelip.training.constants import bound_chain
+from onelip.core.errors import NonFiniteWeight
+from onelip.export import export_onnx, save_plain
+from onelip.losses.chain import links
+from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
+from onelip.methods.fourier.frequencies import frequencies, real_waves
+from onelip.methods.fourier.period import Period
+from onelip.methods.fourier.plain import plain_periodic
+from onelip.methods.fourier.plain_relu import reflected
+from onelip.methods.residual import cpl, sll
+from onelip.methods.residual.potential import ConvexPotential
+from onelip.training.evaluation import bound_chain
 
 DOUBLE = {"dtype": torch.float64}
 FOURIER = [cayley.cayley, lot.lot, bro.bro, eco.eco]

@@ -9,8 +9,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip.methods._registry import get_method
-from onelip.methods.aol import find_aol, original_of
+from onelip.core.parametrization import original_of
+from onelip.methods.registry import get_method
+from onelip.nn.aol import find_aol
 
 OPTIONS = [{}, {"side": "outputs"}, {"steps": 2}, {"learn_weights": True}, {"lipschitz": 2.0}]
 
@@ -81,8 +82,8 @@ def test_after_removal_beside_another_parametrization():
 def test_plain_state_dict_is_as_constraining_after_loading(options):
     torch.manual_seed(0)
     plain = network()
-    expected = onelip.constrain(copy.deepcopy(plain), verbose=False, **options)
-    model = onelip.constrain(network(), verbose=False, **options)
+    expected = onelip.constrain(copy.deepcopy(plain), **options)
+    model = onelip.constrain(network(), **options)
     given = plain.state_dict()
     parameters = [id(p) for p in model.parameters()]
     assert str(model.load_state_dict(given)) == "<All keys matched successfully>"
@@ -94,8 +95,8 @@ def test_plain_state_dict_is_as_constraining_after_loading(options):
 
 def test_baked_weights_come_back():
     torch.manual_seed(0)
-    model, x = onelip.constrain(network(), verbose=False), torch.randn(2, 3, 4, 4)
-    other = onelip.constrain(network(), verbose=False)
+    model, x = onelip.constrain(network()), torch.randn(2, 3, 4, 4)
+    other = onelip.constrain(network())
     other.load_state_dict(onelip.bake(model).state_dict())
     assert torch.allclose(other(x), model(x), atol=1e-6)
 
@@ -105,7 +106,7 @@ def test_methods_load_plain_weights(method):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
     x = torch.randn(1, 4, 6, 6)
-    model = onelip.constrain(copy.deepcopy(plain), method, example=x, verbose=False)
+    model = onelip.constrain(copy.deepcopy(plain), method, example=x)
     other = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
     before = original_of(model[0]).detach().clone()
     torch.manual_seed(1)  # BCOP draws what the weight leaves open
@@ -118,8 +119,8 @@ def test_methods_load_plain_weights(method):
 
 
 def test_own_state_dicts_load_as_ever():
-    model = onelip.constrain(network(), verbose=False, learn_weights=True)
-    other = onelip.constrain(network(), verbose=False, learn_weights=True)
+    model = onelip.constrain(network(), learn_weights=True)
+    other = onelip.constrain(network(), learn_weights=True)
     other.load_state_dict(model.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
@@ -138,7 +139,7 @@ def test_assign_gives_life_to_a_meta_layer():
 
 
 def test_what_does_not_fit_is_said():
-    model = onelip.constrain(network(), verbose=False)
+    model = onelip.constrain(network())
     with pytest.raises(RuntimeError, match=r"size mismatch for 3.weight: expected a weight of shape \(5, 64\)"):
         model.load_state_dict(nn.Sequential(*list(network())[:3], nn.Linear(64, 6)).state_dict())
     both = nn.Linear(3, 3).state_dict()

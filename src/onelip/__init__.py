@@ -4,123 +4,56 @@
     model = onelip.constrain(model, "aol")   # a whole model
     layer = onelip.aol(torch.nn.Conv2d(...)) # or a layer
     plain = onelip.bake(model)               # a plain torch network that computes the same
-    audit = onelip.lipschitz(model, images)  # what is proved of any torch model, and what nobody vouches for
+    audit = onelip.audit(model, images)      # what is proved of any torch model, and what is not
     found = onelip.certify(plain.double().eval(), images)   # class and radius of each image, rounding included
 
 Names are loaded when they are first used, so that the command line can answer without importing torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from onelip._version import __version__
+from onelip._version import __version__ as __version__
+from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip import attack, bounds, certify, data, models, nn, testing, training
-    from onelip._constrain import constrain
-    from onelip._summary import Summary, summary
-    from onelip.bounds.audit import Audit, lipschitz
-    from onelip.certify.certification import Certification
-    from onelip.certify.proof import Proof, prove
-    from onelip.export import NonFiniteWeight, bake, export_onnx, from_pretrained, save_pretrained
-    from onelip.geometry import UnsupportedLayer
-    from onelip.losses import OffsetCrossEntropy
-    from onelip.methods._projection import project, project_after
-    from onelip.methods._registry import list_methods
-    from onelip.methods.aol import AOL, aol
-    from onelip.methods.gradient_penalty import gradient_penalty
-    from onelip.methods.ocnn import penalty
-    from onelip.models import create_model, list_models
-    from onelip.training.build import load_run
-    from onelip.training.loop import train
-    from onelip.training.recipe import Recipe
+    from onelip import (
+        attacks as attacks,
+        bounds as bounds,
+        certify as certify,
+        data as data,
+        export as export,
+        losses as losses,
+        methods as methods,
+        models as models,
+        nn as nn,
+        testing as testing,
+        training as training,
+    )
+    from onelip._summary import Summary as Summary, summary as summary
+    from onelip.attacks import AttackResult as AttackResult, attack as attack
+    from onelip.bounds.audit import Audit as Audit, audit as audit
+    from onelip.certify.certification import Certification as Certification
+    from onelip.certify.proof import Proof as Proof, prove as prove
+    from onelip.core.bake import bake as bake
+    from onelip.core.errors import NonFiniteWeight as NonFiniteWeight, UnsupportedLayer as UnsupportedLayer
+    from onelip.export import (
+        export_onnx as export_onnx,
+        from_pretrained as from_pretrained,
+        save_pretrained as save_pretrained,
+    )
+    from onelip.losses import (
+        OffsetCrossEntropy as OffsetCrossEntropy,
+        gradient_penalty as gradient_penalty,
+        orthogonality_penalty as orthogonality_penalty,
+        register_loss as register_loss,
+    )
+    from onelip.methods.constrain import constrain as constrain
+    from onelip.methods.norms.projection import project as project, project_after as project_after
+    from onelip.methods.registry import list_methods as list_methods, register_method as register_method
+    from onelip.models import create_model as create_model, list_models as list_models, register_model as register_model
+    from onelip.nn.aol import AOL as AOL, aol as aol
+    from onelip.training.build import load_run as load_run
+    from onelip.training.recipe import Recipe as Recipe
+    from onelip.training.trainer import train as train
 
-_WHERE = {
-    "AOL": "onelip.methods.aol",
-    "Audit": "onelip.bounds.audit",
-    "Certification": "onelip.certify.certification",
-    "NonFiniteWeight": "onelip.export",
-    "OffsetCrossEntropy": "onelip.losses",
-    "Proof": "onelip.certify.proof",
-    "Recipe": "onelip.training.recipe",
-    "Summary": "onelip._summary",
-    "UnsupportedLayer": "onelip.geometry",
-    "aol": "onelip.methods.aol",
-    "attack": "onelip.attack",
-    "bake": "onelip.export",
-    "bounds": "onelip.bounds",
-    "certify": "onelip.certify",
-    "constrain": "onelip._constrain",
-    "create_model": "onelip.models",
-    "data": "onelip.data",
-    "export_onnx": "onelip.export",
-    "from_pretrained": "onelip.export",
-    "gradient_penalty": "onelip.methods.gradient_penalty",
-    "lipschitz": "onelip.bounds.audit",
-    "list_methods": "onelip.methods._registry",
-    "list_models": "onelip.models",
-    "load_run": "onelip.training.build",
-    "models": "onelip.models",
-    "nn": "onelip.nn",
-    "penalty": "onelip.methods.ocnn",
-    "project": "onelip.methods._projection",
-    "project_after": "onelip.methods._projection",
-    "prove": "onelip.certify.proof",
-    "save_pretrained": "onelip.export",
-    "summary": "onelip._summary",
-    "testing": "onelip.testing",
-    "train": "onelip.training.loop",
-    "training": "onelip.training",
-}
-
-__all__ = [
-    "AOL",
-    "Audit",
-    "Certification",
-    "NonFiniteWeight",
-    "OffsetCrossEntropy",
-    "Proof",
-    "Recipe",
-    "Summary",
-    "UnsupportedLayer",
-    "__version__",
-    "aol",
-    "attack",
-    "bake",
-    "bounds",
-    "certify",
-    "constrain",
-    "create_model",
-    "data",
-    "export_onnx",
-    "from_pretrained",
-    "gradient_penalty",
-    "lipschitz",
-    "list_methods",
-    "list_models",
-    "load_run",
-    "models",
-    "nn",
-    "penalty",
-    "project",
-    "project_after",
-    "prove",
-    "save_pretrained",
-    "summary",
-    "testing",
-    "train",
-    "training",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'onelip' has no attribute {name!r}")
-    module = importlib.import_module(_WHERE[name])
-    value = module if _WHERE[name] == f"onelip.{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

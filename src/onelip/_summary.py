@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.modules import Vouch, is_changed, vouch
-from onelip.methods._parametrization import find_parametrization
-from onelip.nn._base import LipschitzModule, multiply_up
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import find_parametrization
+from onelip.core.rounding import multiply_up
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -72,9 +75,13 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """Tell, module by module, which Lipschitz constant each has by construction.
 
-    Only modules are looked at, not what a `forward` of your own does with them.
+    Only modules are looked at, not what a `forward` of your own does with them. The constants of linear layers are
+    compared with measured ratios of their weights.
 
-    Example:
+    Raises:
+        UnsoundBound: if a measurement contradicts a constant: a mistake in the library.
+
+    Examples:
         >>> import onelip
         >>> summary(nn.Sequential(onelip.nn.AOLLinear(4, 4), nn.ReLU())).constant
         1.0
@@ -89,7 +96,7 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
     seen.add(id(module))
     if _has_constant_of_its_own(module):
         found = find_parametrization(module)
-        yield LayerSummary(name, _title(module), vouch(module), found.advice() if found else None, is_inside)
+        yield LayerSummary(name, _title(module), _tested(module), found.advice() if found else None, is_inside)
         is_inside = True
     elif changed := is_changed(module):
         yield LayerSummary(name, _title(module), Vouch(None, changed), None, is_inside)
@@ -102,6 +109,18 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
             if child is not None:
                 path = f"{name}.{key}" if name else key
                 yield from _rows(child, path, seen, in_chain=in_chain, is_inside=is_inside)
+
+
+def _tested(module: nn.Module) -> Vouch:
+    """What is known of a module; the constant of a linear layer only if no measurement contradicts it."""
+    from onelip.bounds.falsify import falsify_layer  # which knows the rules of the audit
+
+    known = vouch(module)
+    if known.constant is not None and isinstance(module, LINEAR_LAYERS):
+        # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
+        rounding = 1 + 16 * torch.finfo(module.weight.dtype).eps
+        falsify_layer(module, known.constant * rounding)
+    return known
 
 
 def _has_constant_of_its_own(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from onelip.bounds.fast import bound_weight
 from onelip.bounds.linear import bound_layer, exact_bound_layer
 from onelip.bounds.padding import padding_factor
 from onelip.bounds.witness import Bound, ExactBound, ProofFailed, Witness
-from onelip.export import NonFiniteWeight
+from onelip.core.errors import NonFiniteWeight
 
 if TYPE_CHECKING:
     from onelip.bounds.graph import CannotTrace, trace

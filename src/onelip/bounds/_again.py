@@ -1,15 +1,15 @@
 """Whether two traces of one model, in turn, of two and of four samples, show the same program.
 
-If not, the forward works with the length of the batch, or it changes from call to call (a counter in Python, Python's
-random numbers), and what was proved of the first trace is not true of the model. Only what follows the batch by itself
-may differ: the sizes in a view, the first size of a result, and constants that are the same for every sample.
+If not, the forward works with the length of the batch, and what was proved of the first trace is not true of the model.
+Only what follows the batch by itself may differ: the sizes in a view, the first size of a result, and constants that
+are the same for every sample.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from onelip.bounds.graph import Graph, Node
@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 # Sizes follow the batch on any axis, since nothing is copied, and the rules see what becomes of the batch.
 _VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 _SIZED = ("aten.expand.default", "aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default")
-
-
-class LeftNumbers:
-    """The numbers that a forward of the model leaves in its modules, such as a counter."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.left: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        model.register_forward_hook(self._look)
-
-    def _look(self, model: nn.Module, _args: Any, _output: Any) -> None:
-        self.left = [
-            (vars(module), {name: value for name, value in vars(module).items() if type(value) in (bool, int, float)})
-            for module in model.modules()
-        ]
-
-    def restore(self) -> None:
-        """Put them back."""
-        for attributes, numbers in self.left:
-            attributes.update(numbers)
 
 
 def first_difference(one: "Graph", other: "Graph") -> "Node | None":

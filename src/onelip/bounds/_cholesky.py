@@ -21,7 +21,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from onelip.bounds._schur import UNDERFLOW, gamma
+from onelip.bounds._schur import UNDERFLOW
+from onelip.core.rounding import gamma
 
 # How far above the estimated largest eigenvalue S is tried. The first is meant to work; 2^-31 of it are spent on delta.
 _GAPS = (2.0**-30, 2.0**-26, 2.0**-21, 2.0**-16)

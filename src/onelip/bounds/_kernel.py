@@ -42,7 +42,7 @@ def lay_out(kernel: Tensor) -> Tensor:
 def half_of_offsets(taps: tuple[int, ...]) -> Iterator[Offset]:
     """Offsets that are zero or come after zero in lexicographic order: one of each pair {delta, -delta}.
 
-    Example:
+    Examples:
         >>> list(half_of_offsets((2, 2)))
         [(0, 0), (0, 1), (1, -1), (1, 0), (1, 1)]
     """
@@ -53,7 +53,7 @@ def half_of_offsets(taps: tuple[int, ...]) -> Iterator[Offset]:
 def gram(K: Tensor, keep: bool = False) -> Gram:
     """The Gram operator of K (g, *taps, rows, columns); `keep` says whether A itself is wanted or only its sums.
 
-    Example:
+    Examples:
         >>> import torch
         >>> K = torch.tensor([[[[1.0]], [[2.0]]]])  # one channel, taps 1 and 2: A = 2, 5, 2
         >>> gram(K).sums

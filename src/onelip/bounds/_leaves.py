@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onelip.bounds.modules import RULE_LOST_IN_ATEN, is_changed
-from onelip.geometry import LINEAR_LAYERS, _padding
-from onelip.nn._base import LipschitzModule
+from onelip.core.contents import is_library
+from onelip.core.geometry import LINEAR_LAYERS, padding_of
+from onelip.core.lipschitz_module import LipschitzModule
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -34,12 +35,18 @@ def is_leaf(module: nn.Module) -> bool:
     return type(module) in RULE_LOST_IN_ATEN
 
 
+def is_known(module: nn.Module) -> bool:
+    """Whether a leaf is a layer of torch or onelip, whose forward keeps nothing."""
+    kind = type(module)
+    return is_library(kind.__module__, kind.__qualname__, kind)
+
+
 def _pads_as_it_says(module: nn.Module) -> bool:
     """Whether what a convolution pads is what its settings tell: torch stores it a second time, for other modes."""
     if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
         return True
     stored = [(left, right) for left, right in zip(*[iter(module._reversed_padding_repeated_twice)] * 2, strict=True)]
-    return stored[::-1] == _padding(module)
+    return stored[::-1] == padding_of(module)
 
 
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:

@@ -28,7 +28,7 @@ def absolute_gram_sums(kernel: dict[Offset, Any], rows: int, columns: int) -> li
         rows: their number of rows.
         columns: their number of columns.
 
-    Example:
+    Examples:
         >>> import flint
         >>> kernel = {(0,): flint.fmpz_mat([[2**70]]), (1,): flint.fmpz_mat([[-3]])}
         >>> absolute_gram_sums(kernel, 1, 1) == [2**140 + 9 + 2 * 3 * 2**70]
@@ -67,7 +67,7 @@ def _extent(taps: dict[Offset, Any]) -> tuple[int, ...]:
 def coprime_bases(inner: int, largest: int) -> list[int]:
     """Odd coprime numbers p with inner (p / 2)^2 <= 2^53, of which the product is above 2 largest.
 
-    Example:
+    Examples:
         >>> coprime_bases(1024, 2**60)
         [5931639, 5931637, 5931635]
     """

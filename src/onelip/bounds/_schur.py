@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from onelip.bounds._kernel import Gram
+from onelip.core.rounding import gamma
 from onelip.gram.perron import _block_maximum, _connected_blocks
 
 UNDERFLOW = Fraction(1, 2**700)
@@ -40,25 +41,13 @@ _CONVERGED = 1 + 1e-12
 _DIGITS, _SPREAD = 40, 60  # binary digits of the least q, and powers of two between the least and the largest
 
 
-def gamma(n: int) -> Fraction:
-    """n u / (1 - n u).
-
-    Example:
-        >>> gamma(1) == Fraction(1, 2**53 - 1)
-        True
-    """
-    if not n < 2**50:
-        raise ValueError(f"expected fewer than 2^50 roundings in a row, got {n}; nothing is proved beyond that")
-    return Fraction(n, 2**53 - n)
-
-
 def scaling_of(sums: Tensor) -> Tensor:
     """Integers q (g, n), as float64, near the Perron vector of each matrix of sums (g, n, n).
 
     Any positive numbers would be sound. They are integers so that exact arithmetic can use the very same ones, and have
     40 digits so that rounding them costs some 1e-12.
 
-    Example:
+    Examples:
         >>> scaling_of(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]], dtype=torch.float64))
         tensor([[1., 1.]], dtype=torch.float64)
     """

@@ -7,7 +7,8 @@ one step has no rule there is no upper bound: nothing is assumed.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
@@ -17,18 +18,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip._summary import _title
-from onelip.bounds.graph import Graph, Node, check_model, trace
-from onelip.bounds.lower import is_linear, lower_of_linear, lower_of_network
+from onelip.bounds.falsify import Claims, Reference, check_model_itself, claims_of, example_points, falsify, is_linear
+from onelip.bounds.graph import CannotTrace, Graph, Node, check_model, trace
 from onelip.bounds.rules import Verdict
 from onelip.bounds.walk import walk
-from onelip.export import bake
+from onelip.core.errors import ChangingModel, UnsoundBound
+from onelip.core.state import unchanged
 from onelip.nn.normalize import Normalize
 
 Effort = Literal["quick", "normal", "high"]
-
-
-class UnsoundBound(RuntimeError):
-    """A measured ratio above a proved bound: a mistake in a rule, or in a constant that a module states."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Audit:
         }
 
 
-def lipschitz(
+def audit(
     model: nn.Module,
     example_input: Tensor,
     *,
@@ -128,13 +126,26 @@ def lipschitz(
         CannotTrace: if the model has no fixed graph of operations, saying why.
         UnsoundBound: if a measurement contradicts a proof.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
         >>> _ = nn.init.eye_(model[1].weight)
-        >>> audit = lipschitz(model, torch.rand(1, 1, 2, 2))
-        >>> 1 <= audit.upper < 1 + 1e-9, audit.not_vouched
+        >>> found = audit(model, torch.rand(1, 1, 2, 2))
+        >>> 1 <= found.upper < 1 + 1e-9, found.not_vouched
         (True, [])
     """
+    return audited(model, example_input, normalize, lower, effort, seed, progress)[0]
+
+
+def audited(
+    model: nn.Module,
+    example_input: Tensor,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    lower: bool = False,
+    effort: Effort = "normal",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Audit, Claims]:
+    """`lipschitz`, and the program that it is about."""
     say = progress or (lambda line: None)
     check_model(model)
     findings = _findings_before(model, example_input, normalize)
@@ -143,15 +154,18 @@ def lipschitz(
         first = Normalize(*normalize).to(example_input)
         whole = nn.Sequential(OrderedDict(normalize=first, model=model))
     rounded = _ambient_autocast(example_input)
-    with torch.autocast(example_input.device.type, enabled=False):
+    with torch.autocast(example_input.device.type, enabled=False), _traced_errors(), unchanged(whole):
         say("tracing the graph")
         graph = trace(whole, example_input)
         verdicts = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
-        measured = _measure_layers(graph, seed, say) if lower else {}
-        found = None
-        if lower:
-            say("searching for the steepest slope")
-            found = _measure_network(whole, example_input, seed, findings)
+        upper = verdicts[graph.output].constant
+        claims = claims_of(graph, verdicts)
+        say("searching for the steepest slope" if lower else "trying to refute the bound")
+        points = example_points(example_input, 8 if lower else 4, seed)
+        found, measured = _measure(graph, claims, points, lower, seed, findings)
+        if upper is not None:
+            reference = Reference(claims, [node.dtype for node in graph.nodes])
+            check_model_itself(whole, reference, points[:4], example_input)
     has_prefix = normalize is not None
     rows = tuple(
         _row(node, verdict, measured.get(node.index), has_prefix)
@@ -159,13 +173,11 @@ def lipschitz(
         if node.op != "input" and (node.op != "getitem" or verdict.is_refused)
     )
     not_vouched = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
-    upper = verdicts[graph.output].constant
     if rounded is not None:
         not_vouched.insert(0, f"(model): called under torch.autocast, which rounds to {rounded}; leave the region")
         upper = None
     findings += _findings_after(rows, graph, verdicts, measured, has_prefix)
-    _check(upper, found, rows)
-    return Audit(rows, upper, found, not_vouched, findings, tuple(graph.input_shape[1:]))
+    return Audit(rows, upper, found, not_vouched, findings, tuple(graph.input_shape[1:])), claims
 
 
 def _row(node: Node, verdict: Verdict, measured: float | None, has_prefix: bool) -> AuditRow:
@@ -189,27 +201,41 @@ def _ambient_autocast(example: Tensor) -> str | None:
     return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
 
 
-def _measure_layers(graph: Graph, seed: int, say: Callable[[str], None]) -> dict[int, float]:
-    found: dict[int, float] = {}
-    known: dict[Any, float] = {}  # a layer used twice is measured once
-    for node in graph.nodes:
-        if not is_linear(node):
-            continue
-        say(f"measuring {node.place or '(model)'}")
-        shape = graph.nodes[node.inputs[0]].shape
-        key = (id(node.module), shape) if node.module is not None else node.index
-        if key not in known:
-            known[key] = lower_of_linear(node, shape, seed=seed)
-        found[node.index] = known[key]
-    return found
-
-
-def _measure_network(model: nn.Module, example: Tensor, seed: int, findings: list[str]) -> float | None:
+@contextmanager
+def _traced_errors() -> Iterator[None]:
+    """State that changes is one of the reasons why a model cannot be traced."""
     try:
-        return lower_of_network(bake(model), example, seed=seed)
-    except RuntimeError as error:  # a forward that works in one type only, or has no derivative
-        findings.append(f"the network could not be measured in float64: {str(error).splitlines()[0]}")
-        return None
+        yield
+    except ChangingModel as error:
+        raise CannotTrace(str(error)) from error
+
+
+def _measure(
+    graph: Graph, claims: Claims, points: Tensor, is_long: bool, seed: int, findings: list[str]
+) -> tuple[float | None, dict[int, float]]:
+    """The largest ratios found: of the network, and of its linear steps; a short search has none to show."""
+    first: dict[Any, int] = {}  # a layer used twice is measured once
+    for node in graph.nodes:
+        if is_long and is_linear(node):
+            shape = graph.nodes[node.inputs[0]].shape
+            first.setdefault((id(node.module), shape) if node.module is not None else node.index, node.index)
+    try:
+        if not is_long:
+            falsify(claims, points[:2], seed=seed)
+            return None, {}
+        found = falsify(claims, points, steps=24, thorough=set(first.values()), seed=seed)
+    except RuntimeError as error:
+        if isinstance(error, UnsoundBound):
+            raise
+        findings.append(f"the network could not be measured: {str(error).splitlines()[0]}")
+        return None, {}
+    measured: dict[int, float] = {}
+    for node in graph.nodes:
+        if is_linear(node):
+            shape = graph.nodes[node.inputs[0]].shape
+            key = (id(node.module), shape) if node.module is not None else node.index
+            measured[node.index] = found.steps[first[key]]
+    return found.network, measured
 
 
 def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[str]:
@@ -272,17 +298,6 @@ def _findings_after(
             + (", ..." if len(above) > 5 else "")
         )
     return findings
-
-
-def _check(upper: float | None, lower: float | None, rows: tuple[AuditRow, ...]) -> None:
-    pairs = [("the network", upper, lower), *((row.place, row.upper, row.lower) for row in rows)]
-    for place, proved, seen in pairs:
-        if proved is not None and seen is not None and not seen <= proved:
-            raise UnsoundBound(
-                f"expected every measured ratio below the proved bound, got {seen} above {proved} for {place}: a rule "
-                "is wrong, a module states a constant that does not hold, or numbers inside are so large that rounding "
-                "jumps; please report it"
-            )
 
 
 def _up(value: float, digits: int) -> str:

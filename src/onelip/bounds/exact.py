@@ -6,6 +6,7 @@ kernel over offsets for convolutions, a witness of `onelip.bounds.fast` is evalu
     schur       square = max_i sum_j |G_ij| q_j / q_i * 4^e                             for t = 1 step
                 square = v^2, v the least float64 with v^(2^t) >= max_i sum_j |M_t|_ij q_j / q_i, M_{t+1} = M_t M_t
     cholesky    square = S, if some R makes the row sums of |(S - delta) I - G - R^T R| at most delta = 2^-32 S
+    frequencies square = S, if the tree of the witness proves it; the integers of `onelip.bounds._frequencies`
 """
 
 from fractions import Fraction
@@ -15,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.bounds import _floats
 from onelip.bounds._cholesky import margin
-from onelip.bounds._kernel import Offset, half_of_offsets
-from onelip.bounds._rational import up_root, up_root_of_power
+from onelip.bounds._frequencies import is_proved
+from onelip.bounds._kernel import Offset, half_of_offsets, lay_out
 from onelip.bounds._remainders import absolute_gram_sums
 from onelip.bounds.fast import candidates
 from onelip.bounds.witness import ZERO, ExactBound, ProofFailed, Witness
-from onelip.geometry import Geometry
+from onelip.core import floats
+from onelip.core.geometry import Geometry
+from onelip.core.rounding import up_root, up_root_of_power
 
 # One matrix of integers (rows, columns) for each tap that has one; python-flint gives its types no stubs.
 Blocks = dict[Offset, Any]
@@ -45,8 +47,8 @@ def exact_bound(weight: Tensor, geometry: Geometry, witness: Witness | None = No
         ProofFailed: if the witness does not prove its claim.
         ImportError: without python-flint.
 
-    Example:
-        >>> from onelip.geometry import geometry_of
+    Examples:
+        >>> from onelip.core.geometry import geometry_of
         >>> layer = torch.nn.Conv1d(1, 1, 2, bias=False)
         >>> _ = torch.nn.init.constant_(layer.weight, 0.75)
         >>> exact_bound(layer.weight, geometry_of(layer)).square
@@ -54,17 +56,17 @@ def exact_bound(weight: Tensor, geometry: Geometry, witness: Witness | None = No
     """
     if witness is not None:
         return _evaluate(weight, geometry, witness)
-    found = sorted(candidates(weight, geometry).values(), key=lambda candidate: candidate.square)
+    found = sorted(candidates(weight, geometry, exact=True).values(), key=lambda candidate: candidate.square)
     for candidate in found[:-1]:
         try:
             return _evaluate(weight, geometry, candidate.witness)
         except ProofFailed:
-            continue  # only a Cholesky certificate can fail; the Schur test always proves something
+            continue  # the Schur test never fails, and is among them
     return _evaluate(weight, geometry, found[-1].witness)
 
 
 def _evaluate(weight: Tensor, geometry: Geometry, witness: Witness) -> ExactBound:
-    numbers = _floats.read(weight)
+    numbers = floats.read(weight)
     zero = numbers.all_zero()
     if zero or witness.kind == "zero":
         if not zero:
@@ -72,14 +74,28 @@ def _evaluate(weight: Tensor, geometry: Geometry, witness: Witness) -> ExactBoun
         return ExactBound(Fraction(0), 0.0, ZERO)
     if witness.side not in ("inputs", "outputs"):
         raise ProofFailed(f"expected the side 'inputs' or 'outputs', got {witness.side!r}")
+    if witness.kind == "frequencies":
+        return _frequencies(numbers, geometry, witness)
     groups, exponent = _integer_kernels(numbers, geometry, witness.side)
     if witness.kind == "schur":
         square = _schur(groups, exponent, witness)
     elif witness.kind == "cholesky":
         square = _cholesky(groups, exponent, witness)
     else:
-        raise ProofFailed(f"expected a witness of kind 'schur', 'cholesky' or 'zero', got {witness.kind!r}")
+        kinds = "'schur', 'cholesky', 'frequencies' or 'zero'"
+        raise ProofFailed(f"expected a witness of kind {kinds}, got {witness.kind!r}")
     return ExactBound(square, up_root(square), witness)
+
+
+def _frequencies(numbers: floats.Dyadic, geometry: Geometry, witness: Witness) -> ExactBound:
+    S, tree = witness.square, witness.tree
+    if S is None or tree is None or not S > 0:
+        raise ProofFailed(f"expected a positive claim and a tree of frequencies, got {S} and {tree!r:.40}")
+    scaled, exponent = floats.scaled(numbers)
+    kernel = lay_out(geometry.to_kernel(scaled, witness.side))
+    if not is_proved(kernel, S / Fraction(4) ** exponent, tree):
+        raise ProofFailed(f"expected the claim ||W||^2 <= {float(S)} to be proved by the given frequencies, got none")
+    return ExactBound(S, up_root(S), witness)
 
 
 def _flint() -> Any:
@@ -90,7 +106,7 @@ def _flint() -> Any:
     return flint
 
 
-def _integer_kernels(numbers: _floats.Dyadic, geometry: Geometry, side: str) -> tuple[list[Blocks], int]:
+def _integer_kernels(numbers: floats.Dyadic, geometry: Geometry, side: str) -> tuple[list[Blocks], int]:
     """(M, e): integer kernels, one per group, with W = 2^e M."""
     flint = _flint()
     mantissa, exponents = numbers.mantissa.flatten().numpy(), numbers.exponent.flatten().numpy()

@@ -2,9 +2,10 @@
 
 Several proofs are tried and the smallest bound is taken:
 
-    schur       the scaled Schur test on the Gram operator: what AOL is built on, so its layers come out as 1 + 1e-10
-    gram t      the same test on the power 2^(t-1) of the Gram operator: closer for convolutions, and dearer
-    cholesky    for matrices: the largest singular value itself, up to some 1e-9
+    schur        the scaled Schur test on the Gram operator: what AOL is built on, so its layers come out as 1 + 1e-10
+    cholesky     for matrices: the largest singular value itself, up to about 1e-9
+    frequencies  for convolutions: the norm up to 0.2 %, from the matrices at a few hundred frequencies
+    gram t       the Schur test on the power 2^(t-1) of the Gram operator, where there are too many channels for that
 
 Each is proved anew in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot come out larger
 there: both evaluate the same expression, one of them rounded up.
@@ -18,13 +19,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onelip.bounds import _floats
 from onelip.bounds._cholesky import cholesky_bound
+from onelip.bounds._frequencies import cost_of_frequencies, frequency_bound
 from onelip.bounds._kernel import Gram, cost_of_gram, gram, lay_out
-from onelip.bounds._rational import repeated_root, up_root
 from onelip.bounds._schur import norm_of_square, scaling_of
 from onelip.bounds.witness import ZERO, Bound, Witness
-from onelip.geometry import Geometry
+from onelip.core import floats
+from onelip.core.geometry import Geometry
+from onelip.core.rounding import repeated_root, up_root
 
 Effort = Literal["quick", "normal", "high"]
 _SIDES = ("inputs", "outputs")
@@ -33,6 +35,10 @@ _SIDES = ("inputs", "outputs")
 _BOTH_SIDES = 4e9
 _POWERS = {"quick": 0.0, "normal": 3e10, "high": 5e11}
 _STEPS = {"quick": 1, "normal": 2, "high": 4}
+# The same for frequencies. If powers of the Gram operator would have to be proved again in integers, these are cheaper.
+_FREQUENCIES = {"quick": 0.0, "normal": 0.0, "high": 1e11}
+_FREQUENCIES_EXACT = 1e12
+_STEPS_EXACT = 3
 # Columns up to which a Cholesky decomposition is tried.
 _MATRIX_SIDE = {"quick": 0, "normal": 4096, "high": 16384}
 # Powers of a Gram operator have roots that are float64; beyond these exponents of the largest weight they may not fit.
@@ -49,30 +55,32 @@ class Candidate:
 
 @torch.no_grad()
 def bound_weight(
-    weight: Tensor, geometry: Geometry, *, effort: Effort = "normal", most_steps: int | None = None
+    weight: Tensor, geometry: Geometry, *, effort: Effort = "normal", exact: bool = False, enough: float = 0.0
 ) -> Bound:
     """A proved bound on the operator norm of a weight.
 
     Args:
         weight: the stored weight of a layer, float16, bfloat16, float32 or float64, on any device.
-        geometry: how the layer acts, see `onelip.geometry.geometry_of`.
+        geometry: how the layer acts, see `onelip.core.geometry.geometry_of`.
         effort: "quick" for the Schur test alone, "normal" with the square of the Gram operator and the Cholesky
-            certificate where they are affordable, "high" for more of both.
-        most_steps: Gram steps at most, where what is dear is not to compute them here but to prove them again.
+            certificate where they are affordable, "high" for more of both, and for frequencies.
+        exact: whether the witness will be proved again by `exact_bound`: "normal" then has frequencies, too, since
+            powers of the Gram operator are expensive in integers.
+        enough: a bound that is small enough; no work is done for a smaller one.
 
     Raises:
         NonFiniteWeight: for infinities and NaNs.
         OverflowError: if the bound is beyond the range of float64.
 
-    Example:
-        >>> from onelip.geometry import geometry_of
+    Examples:
+        >>> from onelip.core.geometry import geometry_of
         >>> layer = torch.nn.Conv2d(1, 1, 3, bias=False)
         >>> _ = torch.nn.init.constant_(layer.weight, 1 / 3)
         >>> bound = bound_weight(layer.weight, geometry_of(layer))
         >>> round(bound.value, 6), bound.witness.kind
         (3.0, 'schur')
     """
-    found = candidates(weight, geometry, effort, most_steps)
+    found = candidates(weight, geometry, effort, exact=exact, enough=enough)
     best = min(found.values(), key=lambda candidate: candidate.square)
     values = {name: up_root(candidate.square) for name, candidate in found.items()}
     return Bound(up_root(best.square), best.witness, values)
@@ -80,15 +88,15 @@ def bound_weight(
 
 @torch.no_grad()
 def candidates(
-    weight: Tensor, geometry: Geometry, effort: Effort = "normal", most_steps: int | None = None
+    weight: Tensor, geometry: Geometry, effort: Effort = "normal", *, exact: bool = False, enough: float = 0.0
 ) -> dict[str, Candidate]:
     """All bounds that `bound_weight` chooses from, by name."""
     if effort not in _STEPS:
         raise ValueError(f"expected effort to be one of {', '.join(_STEPS)}, got {effort!r}")
-    numbers = _floats.read(weight)
+    numbers = floats.read(weight)
     if numbers.all_zero():
         return {"zero": Candidate(Fraction(0), ZERO)}
-    scaled, exponent = _floats.scaled(numbers)
+    scaled, exponent = floats.scaled(numbers)
     kernels = {side: lay_out(geometry.to_kernel(scaled, side)) for side in _SIDES}
     cheap, dear = sorted(_SIDES, key=lambda side: cost_of_gram(tuple(kernels[side].shape)))
     grams = {cheap: gram(kernels[cheap], keep=_is_used_again(kernels[cheap], effort))}
@@ -100,9 +108,18 @@ def candidates(
     if cost_of_gram(tuple(kernels[dear].shape)) <= _BOTH_SIDES:
         grams[dear] = gram(kernels[dear], keep=_is_used_again(kernels[dear], effort))
         found[f"schur {dear}"] = _schur(kernels[dear], [grams[dear]], dear, exponent)
+    side = min(grams, key=lambda side: found[f"schur {side}"].square)
+    if found[f"schur {side}"].square <= Fraction(enough) ** 2:
+        return found
+    limit = _FREQUENCIES_EXACT if exact and effort != "quick" else _FREQUENCIES[effort]
+    narrow = min(_SIDES, key=lambda side: kernels[side].shape[-1])
+    if abs(exponent) <= _MODERATE and cost_of_frequencies(tuple(kernels[narrow].shape)) <= limit:
+        known = found[f"schur {side}"].square
+        certificate = _frequencies(kernels[narrow], narrow, exponent, known, Fraction(enough) ** 2)
+        if certificate is not None:  # nothing else comes near it
+            return found | {f"frequencies {narrow}": certificate}
     if abs(exponent) <= _MODERATE:
-        side = min(grams, key=lambda side: found[f"schur {side}"].square)
-        steps = _STEPS[effort] if most_steps is None else min(most_steps, _STEPS[effort])
+        steps = min(_STEPS[effort], _STEPS_EXACT) if exact else _STEPS[effort]
         found |= _powers(kernels[side], grams[side], side, exponent, effort, steps)
     return found
 
@@ -140,6 +157,15 @@ def _powers(K: Tensor, start: Gram, side: str, exponent: int, effort: Effort, st
         except OverflowError:  # a power out of range; what is proved already stays
             break
     return found
+
+
+def _frequencies(K: Tensor, side: str, exponent: int, known: Fraction, enough: Fraction) -> Candidate | None:
+    scale = Fraction(4) ** exponent
+    proved = frequency_bound(K, known / scale, enough / scale)
+    if proved is None:
+        return None
+    square, tree = proved[0] * scale, proved[1]
+    return Candidate(square, Witness("frequencies", side, 1, None, square, tree))
 
 
 def _cholesky(K: Tensor, start: Gram, side: str, exponent: int) -> Candidate | None:

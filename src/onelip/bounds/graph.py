@@ -10,6 +10,12 @@ Note [Batch]
     The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
     vouches for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
     same program: see _again.py.
+
+Note [Calls]
+    What is proved must hold at every call. Between the two traces the model is run: from its first call on nothing that
+    it holds may change (_state.py), for calls of several lengths, with and without gradients, on other numbers; and the
+    program before the first call must be the one after it. So the first call may fill a cache, and by induction all
+    calls are the same program. A layer that stays a single node may not even do that, since its program is not seen.
 """
 
 import contextlib
@@ -28,9 +34,13 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
-from onelip.bounds._again import LeftNumbers, first_difference
-from onelip.bounds._leaves import Refused, as_one_operation, is_leaf, leaves_are, tensors_of
-from onelip.export import bake
+from onelip.bounds._again import first_difference
+from onelip.bounds._constants import in_real_arithmetic
+from onelip.bounds._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
+from onelip.bounds._masks import PLACES, Masks
+from onelip.core.bake import bake
+from onelip.core.errors import ChangingModel, NonFiniteWeight
+from onelip.core.state import State, unchanged
 
 
 class CannotTrace(ValueError):
@@ -97,29 +107,50 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
         CannotTrace: for several inputs or outputs, control flow that depends on values, state that changes, autocast.
         NonFiniteWeight: if a weight is not finite.
 
-    Example:
+    Examples:
         >>> graph = trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), torch.zeros(2, 4))
         >>> [(node.place, node.op) for node in graph.nodes]
         [('', 'input'), ('0', 'module'), ('1', 'aten.relu.default')]
     """
     example = _checked_example(model, example)
-    plain = _plain_copy(model)
+    try:
+        with unchanged(model) as state:
+            return _graph(_plain_copy(model), example, state)
+    except ChangingModel as error:
+        raise CannotTrace(str(error)) from error
+
+
+def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
+    """The graph of a plain model, which shares with the user's what `state` holds. See Note [Calls]."""
     paths = [name for name, module in plain.named_modules() if is_leaf(module)]
     leaves = [plain.get_submodule(path) for path in paths]
-    running = _running_copy(plain, leaves, paths)
-    left = LeftNumbers(running)
-    graphs: list[Graph] = []
+
+    def read(model: nn.Module, batch: Tensor) -> Graph:
+        program = _export(_running_copy(model, leaves, paths), batch, model, paths)
+        return _Reader(program, leaves, paths, tuple(batch.shape)).read()
+
+    used = copy.deepcopy(plain)
     with torch.no_grad(), leaves_are(leaves):
-        for batch in (example[:2], example):
-            graphs.append(_Reader(_export(running, batch, plain), leaves, paths, tuple(batch.shape)).read())
-            left.restore()  # torch.export takes back what a forward has assigned
-    if (changed := first_difference(*graphs)) is not None:
+        try:
+            first = read(plain, example[:2])
+        except CannotTrace:
+            _run_in_turn(used, example, paths)  # which may know a better reason
+            raise
+        state.restore()  # tensors without values may lie in what is shared
+        draws = _run_in_turn(used, example, paths)
+        again = read(used, example)
+    if (changed := first_difference(first, again)) is not None:
         raise CannotTrace(
             "expected the same program at every call and for every number of samples, got another one for four "
             f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
             "from working with the length of the batch, and from changing what it reads"
         )
-    return graphs[0]
+    if draws and not any(_is_random(_target(node)) for node in first.nodes):
+        raise CannotTrace(
+            "expected a model that is the same function at every call, got one that draws random numbers of torch in "
+            "eval mode, and its graph does not show where; leave them out"
+        )
+    return first
 
 
 def check_model(model: object) -> None:
@@ -161,11 +192,14 @@ def _plain_copy(model: nn.Module) -> nn.Module:
                 "which may compute something else (quantised, distributed); turn it into a plain tensor"
             )
     try:
-        return bake(model).eval().requires_grad_(False)
-    except RuntimeError as error:
+        return bake(model, fold=False).eval().requires_grad_(False)
+    except (NonFiniteWeight, ChangingModel):
+        raise
+    except Exception as error:  # of somebody else's classes
         raise CannotTrace(
             f"expected a model that can be copied, got: {_first_line(error)}; if it uses torch.nn.utils.weight_norm or "
-            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them"
+            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them; detach tensors that are "
+            "attributes; move locks, files and generators out of the model"
         ) from error
 
 
@@ -181,21 +215,61 @@ def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -
     return running
 
 
-def _export(running: nn.Module, example: Tensor, plain: nn.Module) -> torch.export.ExportedProgram:
-    """The functional ATen program of what runs; `plain` is the model itself."""
+def _is_functional(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program consists of operations that write into nothing."""
+    return all(
+        node.target is operator.getitem
+        or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable)
+        for node in program.graph.nodes
+        if node.op not in ("placeholder", "output")
+    )
+
+
+def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
+    """Run a model several times, as different callers would; whether it draws random numbers of torch. Note [Calls].
+
+    Raises:
+        ChangingModel: if a call changes what the model holds, the first one excepted.
+        CannotTrace: if the model does not take the example.
+    """
+    strict = [State(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
+    generator = torch.Generator().manual_seed(0)
+    calls = [torch.rand((n, *example.shape[1:]), generator=generator).to(example) for n in (2, 3, 1)]
+    with torch.inference_mode(False), _quietly():
+        try:
+            with torch.no_grad():
+                model(example[:2].clone())
+        except TypeError:  # for want of another argument: the export will say so
+            return False
+        except Exception as error:  # whatever a forward of somebody else raises
+            raise CannotTrace(
+                f"expected a model that takes inputs of shape {tuple(example.shape[1:])}, the batch axis left out, got "
+                f"{type(error).__name__} when it ran: {_first_line(error)}; give inputs of the shape that it is made "
+                "for, with a batch axis: image[None] for one image"
+            ) from error
+        for state in strict:
+            state.check()
+        after = State(model)
+        for x, mode in zip(calls, (torch.no_grad(), torch.enable_grad(), torch.inference_mode()), strict=True):
+            # Errors are left to the export: a layer that states its constant may refuse to be differentiated.
+            with contextlib.suppress(Exception), mode:
+                model(x.requires_grad_(torch.is_grad_enabled()).clone())
+            after.check()  # each time: what changes in turns is back after some calls
+        return after.draws()
+
+
+def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
+    """The functional ATen program of what runs; `plain` is the model itself, with single nodes at some paths."""
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
-            # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
-            program = torch.export.export(running, (example.detach(),), strict=False).run_decompositions({})
+            program = _program(running, example.detach(), plain, leaves)
+            if not _is_functional(program):
+                # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
+                # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
+                program = program.run_decompositions({})
     except Refused as refused:
         raise CannotTrace(str(refused)) from refused
     except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
-        if (failure := _failure(plain, example)) is not None:
-            raise CannotTrace(
-                f"expected a model that takes inputs of shape {tuple(example.shape[1:])}, the batch axis left out, got "
-                f"{type(failure).__name__} when it ran: {_first_line(failure)}; give inputs of the shape that it is "
-                "made for, with a batch axis: image[None] for one image"
-            ) from error
         raise CannotTrace(
             f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
             f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
@@ -206,22 +280,26 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module) -> torch.expo
     return program
 
 
-def _failure(plain: nn.Module, example: Tensor) -> Exception | None:
-    """What the model itself raises about this input, without any tracing; not for want of another argument."""
-    try:
-        with torch.no_grad():
-            copy.deepcopy(plain)(example)
-    except TypeError:
-        return None
-    except Exception as error:  # of somebody else's forward
-        return error
-    return None
+def _program(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
+    """torch.export, with the places of constant masks put in (_masks.py)."""
+    program = None
+    with Masks() as masks:
+        try:
+            program = torch.export.export(running, (example,), strict=False)
+        except Exception:
+            if not masks.is_used:
+                raise
+    if program is not None and not masks.is_used:
+        return program
+    with Masks(Masks().count(copy.deepcopy(plain), example, leaves)):
+        return torch.export.export(running, (example,), strict=False)
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without torch's deprecations of its own parts, and without its log of a refusal, which we put in words."""
-    loggers = [logging.getLogger(name) for name in ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export")]
+    names = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.disabled for logger in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -269,6 +347,7 @@ class _Reader:
     ) -> None:
         self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
         self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
+        self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see _constants.py
         self.nodes: list[Node] = []
 
     def read(self) -> Graph:
@@ -294,16 +373,26 @@ class _Reader:
         arguments = tree_map(self._value, tuple(node.args))
         keywords = tree_map(self._value, dict(node.kwargs))
         target: Any = node.target
+        if _reads_shape_only(target):
+            arguments, keywords = tree_map(self._blank, (arguments, keywords))
         if str(target) == "onelip.leaf.default":
             self._check_weights(arguments[1], arguments[2])
+        if str(target) == PLACES and isinstance(arguments[0], Ref):
+            raise CannotTrace(
+                f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
+                "mask that depends on the input; use torch.where"
+            )
         if not _refers((arguments, keywords)) and not _is_random(target):
             self.values[node] = _no_garbage(target, target(*arguments, **keywords))
+            real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
+            if real is not None:
+                self.real[node] = real
         elif str(target) == "onelip.leaf.default":
             number = arguments[2]
             self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
         else:
             op = "getitem" if target is operator.getitem else str(target)
-            self._add(node, _place(node), op, None, arguments, keywords)
+            self._add(node, _place(node), op, None, *tree_map(self._real_value, (tuple(node.args), dict(node.kwargs))))
 
     def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
         """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
@@ -314,14 +403,32 @@ class _Reader:
                 "the forward has put there; call torch.nn.functional with them instead"
             )
 
+    def _blank(self, argument: Any) -> Any:
+        """Zeros in place of a node."""
+        if not isinstance(argument, Ref):
+            return argument
+        node = self.nodes[argument.index]
+        return torch.zeros(node.shape, dtype=node.dtype)
+
+    def _shape(self, node: FxNode, sizes: Sequence[Any]) -> tuple[int, ...]:
+        if all(type(size) is int for size in sizes):
+            return tuple(sizes)
+        raise CannotTrace(
+            f"expected results of one shape for all inputs, got {_place(node) or 'the model'!r} ({node.target}), whose "
+            "shape depends on values; use torch.where instead of masked_select, unique and the like"
+        )
+
     def _value(self, argument: Any) -> Any:
         return self.values[argument] if isinstance(argument, FxNode) else argument
+
+    def _real_value(self, argument: Any) -> Any:
+        return self.real[argument] if isinstance(argument, FxNode) and argument in self.real else self._value(argument)
 
     def _add(self, node: FxNode, place: str, op: str, module: nn.Module | None, arguments: Any, keywords: Any) -> None:
         value = node.meta.get("val")
         shape, dtype = (), torch.get_default_dtype()
         if isinstance(value, Tensor):
-            shape, dtype = tuple(int(n) for n in value.shape), value.dtype
+            shape, dtype = self._shape(node, value.shape), value.dtype
         elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
             dtype = value[0].dtype
         inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
@@ -356,6 +463,17 @@ def _indices(arguments: Any) -> list[int]:
     found: list[int] = []
     tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
     return found
+
+
+def _target(node: Node) -> Any:
+    """The operation of a node, or None."""
+    return functools.reduce(getattr, node.op.split("."), torch.ops) if node.op.count(".") == 2 else None
+
+
+def _reads_shape_only(target: Any) -> bool:
+    """Whether an operation looks at the shape of a tensor, and not at its values: zeros_like and the like."""
+    name = str(target).split(".")[1] if str(target).count(".") == 2 else ""
+    return (name.endswith("_like") or name.startswith("new_")) and not _is_random(target)
 
 
 def _is_random(target: Any) -> bool:

@@ -5,12 +5,12 @@ from fractions import Fraction
 
 from torch import Tensor, nn
 
-from onelip.bounds._rational import up_root
 from onelip.bounds.exact import exact_bound
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
 from onelip.bounds.witness import Bound, ExactBound
-from onelip.geometry import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.rounding import up_root
 
 
 def bound_layer(
@@ -19,7 +19,7 @@ def bound_layer(
     """A proved bound on the norm of a Linear, ConvNd or ConvTransposeNd, whatever its weights are.
 
     The weight is taken as the layer computes it (a parametrized layer: the result of the parametrization). Hooks and
-    overridden `forward` methods are not seen; `onelip.lipschitz` looks at those.
+    overridden `forward` methods are not seen; `onelip.audit` looks at those.
 
     Args:
         module: the layer.
@@ -29,13 +29,23 @@ def bound_layer(
 
     Raises:
         UnsupportedLayer: for other layers.
+        UnsoundBound: if a measurement contradicts the bound: a mistake in the library.
 
-    Example:
+    Examples:
         >>> layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="replicate", bias=False)
         >>> _ = nn.init.dirac_(layer.weight)
         >>> round(bound_layer(layer, 8).value, 12)  # the corner pixels are written four times
         2.0
     """
+    from onelip.bounds.falsify import falsify_layer  # which knows the rules, and these the bounds here
+
+    bound = untested_bound(module, input_size, effort=effort)
+    falsify_layer(module, bound.value, input_size)
+    return bound
+
+
+def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> Bound:
+    """`bound_layer` for those who test the whole of which the layer is a part."""
     factor = padding_factor(module, input_size)
     bound = bound_weight(_weight(module), geometry_without_copies(module, input_size), effort=effort)
     if factor == 1:
@@ -47,15 +57,18 @@ def bound_layer(
 def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None = None) -> ExactBound:
     """The same in rational arithmetic; needs python-flint.
 
-    Example:
+    Examples:
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> _ = nn.init.constant_(layer.weight, 0.5)
         >>> exact_bound_layer(layer).value >= 0.5**0.5
         True
     """
+    from onelip.bounds.falsify import falsify_layer
+
     factor = padding_factor(module, input_size)
     bound = exact_bound(_weight(module), geometry_without_copies(module, input_size))
     square = factor * bound.square
+    falsify_layer(module, up_root(square), input_size)
     return ExactBound(square, up_root(square), bound.witness)
 
 

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import slopes
-from onelip.bounds._rational import up_root
-from onelip.geometry import LINEAR_LAYERS
-from onelip.methods._guards import InputSizeGuard
-from onelip.methods._parametrization import claim_of
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, multiply_up
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.guards import InputSizeGuard
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import claim_of
+from onelip.core.rounding import multiply_up, up_root
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ _Rule = Callable[..., Vouch]
 def vouch(module: nn.Module) -> Vouch:
     """What can be said of this module by itself.
 
-    Example:
+    Examples:
         >>> vouch(nn.LeakyReLU(3.0))
         Vouch(constant=3.0, why='slopes 1 and 3')
     """
@@ -43,6 +44,9 @@ def vouch(module: nn.Module) -> Vouch:
     if isinstance(module, LINEAR_LAYERS):
         return _linear(module)
     if isinstance(module, LipschitzModule):
+        dim = getattr(module, "dim", None)
+        if dim == 0 or (isinstance(dim, tuple) and 0 in dim):
+            return Vouch(None, "works along the batch axis, so samples depend on each other")
         try:
             return Vouch(module.lipschitz_constant, "onelip layer")
         except UnknownLipschitzConstant as error:
@@ -92,7 +96,7 @@ def constant_of(module: nn.Module) -> float:
     Raises:
         UnknownLipschitzConstant: naming the module that nobody vouches for.
 
-    Example:
+    Examples:
         >>> constant_of(nn.Sequential(nn.Flatten(), nn.LeakyReLU(2.0)))
         2.0
     """

@@ -6,15 +6,16 @@ with the number of copies of each pixel, and ||P||^2 is the largest. Circular pa
 same argument holds on the output side. Per axis these are maps of their own, so multiplicities multiply.
 """
 
-import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from torch import nn
 
-from onelip.geometry import Geometry, UnsupportedLayer, _padding, _per_axis, geometry_of
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import Geometry, geometry_of, padding_of, sizes_per_axis
 
 _COPYING = ("reflect", "replicate")
 
@@ -26,7 +27,7 @@ def padding_factor(module: nn.Module, input_size: int | Sequence[int] | None = N
         module: one of the linear layers of torch.
         input_size: the spatial size of the input; without it the worst size counts.
 
-    Example:
+    Examples:
         >>> padding_factor(nn.Conv1d(1, 1, 3, padding=1, padding_mode="replicate"), 8)
         Fraction(2, 1)
     """
@@ -34,7 +35,7 @@ def padding_factor(module: nn.Module, input_size: int | Sequence[int] | None = N
         return Fraction(1)
     dims = len(module.kernel_size)
     factor = 1
-    for i, (size, (left, right)) in enumerate(zip(_per_axis(input_size, dims), _padding(module), strict=True)):
+    for i, (size, (left, right)) in enumerate(zip(sizes_per_axis(input_size, dims), padding_of(module), strict=True)):
         reach = module.dilation[i] * (module.kernel_size[i] - 1)
         if left == right == 0:
             continue
@@ -76,20 +77,26 @@ def _most_common(indices: Iterable[int]) -> int:
     return max(Counter(indices).values())
 
 
+def _geometry_with_zeros(module: nn.modules.conv._ConvNd) -> Geometry:
+    """The geometry that the layer would have with zero padding; the layer itself may be parametrized."""
+    kinds: Any = ((nn.Conv1d, nn.Conv2d, nn.Conv3d), (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    kind = kinds[module.transposed][len(module.kernel_size) - 1]
+    settings = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation", "groups")}
+    return geometry_of(kind(module.in_channels, module.out_channels, bias=False, device="meta", **settings))
+
+
 def geometry_without_copies(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Geometry:
     """The geometry of the operator that `padding_factor` is a factor to."""
     if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
         return geometry_of(module, input_size)
-    twin = copy.copy(module)
-    twin.padding_mode = "zeros"
-    geometry = geometry_of(twin)
+    geometry = _geometry_with_zeros(module)
     if module.padding_mode in _COPYING:
         return geometry
     # The phases of a periodic operator close up only if the stride divides the size.
-    sizes = _per_axis(input_size, len(module.kernel_size))
+    sizes = sizes_per_axis(input_size, len(module.kernel_size))
     closes = [
         sum(p) == 0 or (size is not None and size % stride == 0)
-        for p, size, stride in zip(_padding(module), sizes, module.stride, strict=True)
+        for p, size, stride in zip(padding_of(module), sizes, module.stride, strict=True)
     ]
     phases = tuple(phase if closed else 1 for phase, closed in zip(geometry.phases, closes, strict=True))
     return dataclasses.replace(geometry, phases=phases)

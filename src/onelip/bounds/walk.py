@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
+from onelip.bounds._joint import Joint
 from onelip.bounds.graph import Graph, Node
 from onelip.bounds.rules import Refusal, Step, Verdict, find_rule
 from onelip.bounds.rules.linear import bound_module
+from onelip.bounds.rules.movement import MOVES, SPLITS
+from onelip.bounds.rules.squares import in_roots, squared
+from onelip.core.rounding import multiply_up
 
+_SEVERAL = SPLITS | {"aten.aminmax.default"}
 _EXACT_ENOUGH = (torch.float32, torch.float64)
-# Any result of these is a part of the operand; of other operations with several results, only the first is bounded.
-_PIECES = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int")
 _WORDS = {
     "aten.scaled_dot_product_attention.default": "attention multiplies things that all depend on the input",
     "aten.exp.default": "grows without bound",
-    "aten.pow.Tensor_Scalar": "its slope grows without bound",
-    "aten.square.default": "its slope grows without bound",
     "aten.sqrt.default": "its slope at zero has no bound",
     "aten.rsqrt.default": "its slope at zero has no bound",
     "aten.reciprocal.default": "its slope at zero has no bound",
@@ -31,7 +32,6 @@ _WORDS = {
     "aten.round.default": "jumps",
     "aten.floor.default": "jumps",
     "aten.hardshrink.default": "jumps",
-    "aten.threshold.default": "may jump at its threshold",
 }
 
 
@@ -45,7 +45,7 @@ def walk(
         effort: how hard to work on each stored weight; see `bound_weight`.
         progress: called with every node before it is bounded.
 
-    Example:
+    Examples:
         >>> from onelip.bounds.graph import trace
         >>> class Residual(torch.nn.Module):
         ...     def forward(self, x):
@@ -55,16 +55,68 @@ def walk(
     """
     verdicts: list[Verdict] = []
     layers: dict[Any, Verdict] = {}  # a layer used twice is bounded once
+    joint = Joint(graph, effort)
     for node in graph.nodes:
         if progress is not None:
             progress(node)
         unknown = [i for i in node.inputs if verdicts[i].constant is None]
         # For what rests on an unknown, the rule is asked all the same, so that every gap is named at once.
         known = [1.0 if verdict.constant is None else verdict.constant for verdict in verdicts]
-        step = Step(node, graph, known, effort)
+        holes = {i: verdicts[i].holes for i in node.inputs}
+        step = Step(node, graph, known, effort, {i: found for i, found in holes.items() if found is not None})
         verdict = _checked(_verdict(step, layers))
-        verdicts.append(replace(verdict, constant=None) if unknown else verdict)
-    return tuple(verdicts)
+        if unknown:
+            verdict = _in_roots(step, replace(verdict, constant=None, root=None), verdicts)
+        verdicts.append(_together(step, verdict, joint, verdicts))
+    if verdicts[graph.output].holes is not None:
+        verdicts[graph.output] = Verdict(None, None, "contains memory that is not filled", is_refused=True)
+    return _blamed(graph, verdicts)
+
+
+def _in_roots(step: Step, verdict: Verdict, before: list[Verdict]) -> Verdict:
+    """The verdict, or what is known by the roots of the operands."""
+    if not any(before[i].root is not None for i in step.node.inputs):
+        return verdict
+    try:
+        _check(step)
+        return in_roots(step, [other.root for other in before]) or verdict
+    except Refusal:
+        return verdict
+
+
+def _together(step: Step, verdict: Verdict, joint: Joint, before: list[Verdict]) -> Verdict:
+    """The verdict, or a smaller bound where parts of one tensor come together."""
+    found = joint.enter(step.node, verdict)
+    constant = None if found is None else before[found.ancestor].constant
+    if found is None or constant is None:
+        return verdict
+    try:
+        _check(step)
+    except Refusal:
+        return verdict
+    constant = multiply_up(found.constant, constant)
+    if verdict.root is not None:
+        return replace(verdict, root=min(constant, verdict.root))
+    if not constant < (math.inf if verdict.constant is None else verdict.constant):
+        return verdict
+    why = "parts of one tensor, together"
+    return Verdict(constant, None, why, remark=found.remark, ancestor=found.ancestor, holes=verdict.holes)
+
+
+def _blamed(graph: Graph, verdicts: list[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts; steps that the output does not rest on, since others are bounded without them, are not refused."""
+    found = list(verdicts)
+    constants, roots = {graph.output}, set[int]()  # nodes of which the constant is needed, or that of the root
+    for node in reversed(graph.nodes):
+        verdict = verdicts[node.index]
+        rests = node.inputs if verdict.ancestor is None else [verdict.ancestor]
+        if node.index in constants:
+            (roots if verdict.constant is not None and verdict.by_roots else constants).update(rests)
+        elif node.index in roots and verdict.root is not None:
+            (roots if verdict.by_roots else constants).update(rests)
+        if node.index not in constants and verdict.is_refused:
+            found[node.index] = replace(verdict, is_refused=False, why="bounded as a part of a later step")
+    return tuple(found)
 
 
 def _verdict(step: Step, layers: dict[Any, Verdict]) -> Verdict:
@@ -78,6 +130,8 @@ def _verdict(step: Step, layers: dict[Any, Verdict]) -> Verdict:
         if node.op == "getitem":
             return _piece(step)
         if node.op != "module":
+            if (square := squared(step)) is not None:
+                return square
             rule = find_rule(node.op)
             if rule is None:
                 raise Refusal(_no_rule(node))
@@ -108,6 +162,8 @@ def _no_rule(node: Node) -> str:
 def _check(step: Step) -> None:
     """What holds for every operation: types that keep enough digits, and the batch as the first axis."""
     node = step.node
+    if step.holes and node.op not in MOVES:
+        raise Refusal("reads memory that is not filled")
     if node.dtype not in _EXACT_ENOUGH:
         name = str(node.dtype).removeprefix("torch.")
         if node.dtype.is_floating_point:
@@ -120,7 +176,7 @@ def _check(step: Step) -> None:
 
 def _piece(step: Step) -> Verdict:
     producer, index = step.source, step.node.arguments[1]
-    if producer.op not in _PIECES and index != 0:
+    if producer.op not in _SEVERAL and index != 0:  # of other operations, only the first result is bounded
         raise Refusal(f"result {index} of {producer.op} has no rule")
     return step.times(1.0, f"result {index} of {producer.op}")
 

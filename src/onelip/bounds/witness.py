@@ -1,10 +1,11 @@
 """What a bound of a layer says, and what somebody else needs to prove it again.
 
-Two kinds of proof are used, both of the form "any helper will do, and checking it is the proof": for the Gram operator
+Three kinds of proof are used, all of the form "any helper will do, and checking it is the proof": for the Gram operator
 G = W^T W of a layer
 
-    schur       ||W||^2 <= max_i sum_j |G_ij| q_j / q_i            for every q > 0, and the same for powers of G
-    cholesky    ||W||^2 <= S     if S I - G - R^T R is small, for whatever matrix R
+    schur        ||W||^2 <= max_i sum_j |G_ij| q_j / q_i            for every q > 0, and the same for powers of G
+    cholesky     ||W||^2 <= S     if S I - G - R^T R is small, for whatever matrix R
+    frequencies  ||W||^2 <= S     if the matrices of W at some frequencies are below S by as much as lies between them
 """
 
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ class Witness:
     """What a checker needs to repeat a proof. Never trusted: the checker computes the rest.
 
     Attributes:
-        kind: "schur", "cholesky", or "zero" for a layer without a non-zero weight.
+        kind: "schur", "cholesky", "frequencies", or "zero" for a layer without a non-zero weight.
         side: "inputs" or "outputs": which channels are the columns of the Gram operator.
-        steps: 1 for the Gram operator G itself, 2 for G^2, 3 for G^4, and so on. Always 1 for "cholesky" and "zero".
+        steps: 1 for the Gram operator G itself, 2 for G^2, 3 for G^4, and so on. Always 1 for kinds other than "schur".
         scale: for "schur": positive integers q, one tuple per group, in the order of the columns of
             `Geometry.to_kernel`, that is (channel, phase).
-        square: for "cholesky": the claim S, ||W||^2 <= S.
+        square: for "cholesky" and "frequencies": the claim S, ||W||^2 <= S; for the latter the square of a float64.
+        tree: for "frequencies": which ones, Note [Points] in `onelip.bounds._frequencies`.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Witness:
     steps: int
     scale: tuple[tuple[int, ...], ...] | None
     square: Fraction | None
+    tree: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,40 +4,20 @@ Names are loaded when they are first used: the parts without torch can be had wi
 called, as it bears the name of its main function.
 """
 
-import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from onelip.core.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from onelip.certify.certificate import write_certificate
-    from onelip.certify.certification import Certification
-    from onelip.certify.predict import certify
-    from onelip.certify.proof import Proof, prove
-    from onelip.certify.rounding import ProofError
+    from onelip.certify.certificate import write_certificate as write_certificate
+    from onelip.certify.certification import Certification as Certification
+    from onelip.certify.predict import certify as certify
+    from onelip.certify.proof import Proof as Proof, prove as prove
+    from onelip.core.errors import ProofError as ProofError
 
-_WHERE = {
-    "Certification": "certification",
-    "Proof": "proof",
-    "ProofError": "rounding",
-    "certify": "predict",
-    "prove": "proof",
-    "write_certificate": "certificate",
-}
-
-__all__ = ["Certification", "Proof", "ProofError", "certify", "prove", "write_certificate"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'onelip.certify' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"onelip.certify.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
 
 
 class _CallablePackage(ModuleType):

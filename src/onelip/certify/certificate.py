@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from onelip._version import __version__
-from onelip.certify.certification import Certification, radius_name
-from onelip.certify.images import DTYPES, images_hash
-from onelip.certify.margins import PAPER_RADII
-from onelip.certify.normal_form import normal_form
-from onelip.certify.program import Operation
+from onelip.certify.certification import Certification
+from onelip.certify.margins import PAPER_RADII, radius_name
 from onelip.certify.proof import LayerBound, Proof
-from onelip.certify.rounding import ProofError
 from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
+from onelip.core.errors import ProofError
+from onelip.core.files import write_whole
+from onelip.core.images import DTYPES, images_hash
+from onelip.graph.kinds import Affine, Node, Program
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ def write_certificate(
 
 def save_certificate(path: str | Path, content: dict[str, Any]) -> None:
     """Write what `make_certificate` made, whole or not at all."""
-    from onelip.training.files import write_whole
-
     write_whole(Path(path), _text(content).encode())
 
 
@@ -110,7 +108,7 @@ def make_certificate(
     shape = (len(certification.classes), *proof.program.input_shape)
     if tuple(images.shape) != shape or found != certification.images_sha256:
         raise ProofError(f"expected the images that were certified, got others of shape {tuple(images.shape)}")
-    _check_weights(proof, files.weights)
+    check_weights(proof.program, files.weights)
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -140,7 +138,7 @@ def make_certificate(
 def digest(content: dict[str, Any]) -> str:
     """SHA-256 of the canonical JSON of all parts but the digest itself.
 
-    Example:
+    Examples:
         >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
         True
     """
@@ -169,8 +167,8 @@ def file_hash(path: Path) -> str:
         raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
 
 
-def _check_weights(proof: Proof, path: Path) -> None:
-    """The file must hold, bit for bit, the numbers that the proof is about, under the names of its nodes."""
+def check_weights(program: Program, path: Path) -> None:
+    """The file must hold, bit for bit, the numbers of the program, under the names of its nodes."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -181,9 +179,8 @@ def _check_weights(proof: Proof, path: Path) -> None:
     for name, tensor in stored.items():
         if tensor.dtype not in (torch.float32, torch.float64):
             raise ProofError(f"{path}: expected float32 and float64 only, got {tensor.dtype} in {name!r}; leave it out")
-    for node in proof.program.nodes:
-        for role, tensor in node.tensors.items():
-            name = node.names.get(role)
+    for node in program.nodes:
+        for role, (tensor, name) in node.tensors.items():
             if name is None:
                 raise ProofError(
                     f"{node.title}: expected its {role} in the model's state dict, got a constant of the code, which a "
@@ -195,32 +192,25 @@ def _check_weights(proof: Proof, path: Path) -> None:
                 raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
 
 
-def node_settings(nodes: Sequence[Operation], index: int) -> dict[str, Any]:
-    """What a file tells of a node besides what is proved of it."""
-    node = nodes[index]
-    before = nodes[node.inputs[0]].shape if node.inputs else ()
-    return normal_form(node, before) | {"inputs": list(node.inputs), "place": node.place, "shape": list(node.shape)}
-
-
 def _node(proof: Proof, index: int) -> dict[str, Any]:
-    nodes, state, bound = proof.program.nodes, proof.states[index], proof.bounds.get(index)
-    content = node_settings(nodes, index)
+    node, state, bound = proof.program.nodes[index], proof.states[index], proof.bounds.get(index)
+    content = node.record()
     if bound is not None:
-        content["bound"] = _bound(bound, nodes[index])
-    for name, value in vars(state).items():
-        if value is not None:
-            content[name] = str(Fraction(value))
-    return content
+        content["bound"] = _bound(bound, node)
+    numbers = {"lipschitz": state.lipschitz, "norm": state.norm, "error": state.error, **state.facts}
+    return content | {name: str(Fraction(value)) for name, value in numbers.items()}
 
 
-def _bound(bound: LayerBound, node: Operation) -> dict[str, Any]:
+def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
     witness = bound.witness
     if witness.kind == "cholesky":
         return {"kind": "cholesky", "side": witness.side}
+    if witness.kind == "frequencies":
+        return {"kind": "frequencies", "side": witness.side, "tree": witness.tree}
     scale = witness.scale or ()
     if witness.kind == "zero":  # any positive numbers show that the Gram operator of no weights is 0
-        assert node.geometry is not None
-        groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.shape, witness.side)
+        assert isinstance(node, Affine)
+        groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.values.shape, witness.side)
         scale = ((1,) * columns,) * groups
     rows = [" ".join(map(str, group)) for group in scale]  # as texts: whole numbers of a file have ten digits at most
     return {"kind": "schur", "side": witness.side, "steps": witness.steps, "scale": rows}

@@ -3,16 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from onelip.certify.head import Head
-from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins
+from onelip.certify.margins import PAPER_RADII, certified_accuracy, radius_name, real_radii
 from onelip.certify.proof import Proof
-from onelip.certify.radius import real_radii
 
 Mode = Literal["sound", "real-arithmetic"]
 
@@ -52,16 +50,11 @@ class Certification:
 
     def cra(self, radii: Sequence[float] = PAPER_RADII) -> dict[str, float]:
         """Certified robust accuracy by radius: the share of images with the right class and such a radius."""
-        right = (self.classes == self._labels()).tolist()
-        found = list(zip(right, self.radii.tolist(), strict=True))
-        shares = {}
-        for radius in radii:
-            wanted = radius_fraction(radius)
-            # Sound radii are rounded down and include their end; those of real arithmetic do not. Python compares a
-            # float with a fraction exactly, and infinity too.
-            reached = [ok and (r >= wanted if self.mode == "sound" else r > wanted) for ok, r in found]
-            shares[radius_name(radius)] = sum(reached) / len(found)
-        return shares
+        return self._cra(self.radii, radii, inclusive=self.mode == "sound")
+
+    def _cra(self, found: Tensor, radii: Sequence[float], *, inclusive: bool) -> dict[str, float]:
+        right = self.classes == self._labels()
+        return {radius_name(r): certified_accuracy(right, found, r, inclusive=inclusive) for r in radii}
 
     def certified(self) -> int:
         """How many images have a radius above 0."""
@@ -74,21 +67,18 @@ class Certification:
             nominal: the constant by construction, that ordinary evaluations use.
             radii: where.
         """
-        labels = self._labels().long()
-        margin = margins(self.logits, labels)
-        pairs = torch.from_numpy(real_radii(self.logits.numpy(), self.head))
-        ordinary = Certification(
-            "real-arithmetic", self.classes, pairs, (), self.logits, labels, self.constant, self.head, None
-        )
-
-        def plain(constant: float) -> dict[str, float]:
-            # A constant of 0 is a network that ignores its input: any positive number serves.
-            return {radius_name(r): certified_accuracy(margin, float(r), max(constant, 1e-300)) for r in radii}
-
+        slopes = {
+            f"ordinary: L = {nominal:g}, sqrt 2": math.sqrt(2) * nominal,
+            "proved L, sqrt 2": math.sqrt(2) * self.constant,
+            "proved L, pairs of rows": torch.tensor(self.head.slope, dtype=torch.float64),
+        }
         rows = [
-            {"name": f"ordinary: L = {nominal:g}, sqrt 2", "mode": "real-arithmetic", "cra": plain(nominal)},
-            {"name": "proved L, sqrt 2", "mode": "real-arithmetic", "cra": plain(self.constant)},
-            {"name": "proved L, pairs of rows", "mode": "real-arithmetic", "cra": ordinary.cra(radii)},
+            {
+                "name": name,
+                "mode": "real-arithmetic",
+                "cra": self._cra(real_radii(self.logits, slope), radii, inclusive=False),
+            }
+            for name, slope in slopes.items()
         ]
         if self.mode == "sound":
             rows.append({"name": "the same, with rounding", "mode": "sound", "cra": self.cra(radii)})
@@ -130,27 +120,3 @@ class Certification:
         if self.labels is None:
             raise ValueError("expected labels for accuracy and CRA, got none; give them to certify(..., labels)")
         return self.labels
-
-
-def radius_fraction(radius: float) -> Fraction:
-    """The radius that is meant: k/255 where a float is next to it, else the decimal that it is written as.
-
-    Example:
-        >>> radius_fraction(36 / 255), radius_fraction(0.1)
-        (Fraction(12, 85), Fraction(1, 10))
-    """
-    near = Fraction(round(radius * 255), 255)
-    return near if abs(near - Fraction(radius)) < Fraction(1, 10**12) else Fraction(repr(float(radius)))
-
-
-def radius_name(radius: float) -> str:
-    """As papers write it.
-
-    Example:
-        >>> radius_name(36 / 255), radius_name(1.0), radius_name(0.5)
-        ('36/255', '1', '1/2')
-    """
-    exact = radius_fraction(radius)
-    if 255 % exact.denominator == 0 and exact.denominator > 1:
-        return f"{exact * 255}/255"
-    return str(exact) if max(exact.numerator, exact.denominator) < 10**9 else repr(float(radius))

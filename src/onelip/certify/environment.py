@@ -6,13 +6,15 @@ than float64: there, on the CPU, torch has its own im2col and matrix multiplicat
 by layer, and not taken for granted.
 """
 
-from collections.abc import Iterator
+import itertools
+from typing import Any
 
 import torch
 from torch import nn
 
-from onelip.certify.program import Operation, Program, halves
-from onelip.certify.rounding import ProofError
+from onelip.core.errors import ProofError
+from onelip.core.geometry import padding_of
+from onelip.graph.kinds import Affine, Potential, Program
 
 # All of them: patches to columns, then one matrix product (per group); "Empty" computes nothing.
 _PLAIN_BACKENDS = frozenset(
@@ -63,42 +65,35 @@ def check_backends(program: Program, batch_size: int) -> None:
         ProofError: naming the layer.
     """
     select = getattr(torch._C, "_select_conv_backend", None)
-    for node, shape in _convolutions(program):
+    for node in program.nodes:
+        if not isinstance(node, Affine) or node.conv is None:
+            continue
         if select is None:
             raise ProofError("expected a torch that tells how it convolves (2.10 or newer), got another; update it")
-        for batch in {1, batch_size}:
-            name = _backend(select, node, shape, batch)
+        directions = (False, True) if isinstance(node, Potential) else (False,)
+        for adjoint, batch in itertools.product(directions, (1, batch_size)):
+            name = _backend(select, node, node.conv, adjoint, batch)
             if name not in _PLAIN_BACKENDS:
                 raise ProofError(
                     f"{node.title}: expected a convolution by im2col and matrix products, got torch's backend {name}, "
-                    "whose rounding nobody has bounded; use torch for the CPU without extra backends"
+                    "whose rounding is not bounded; use torch for the CPU without extra backends"
                 )
 
 
-def _convolutions(program: Program) -> Iterator[tuple[Operation, tuple[int, ...]]]:
-    """All of them, with the shapes of their inputs."""
-    for node in program.nodes:
-        if node.op == "conv":
-            yield node, program.nodes[node.inputs[0]].shape
-        elif node.op == "potential":
-            forth, back = halves(node)
-            yield forth, node.shape
-            yield back, forth.shape
-
-
-def _backend(select, node: Operation, shape: tuple[int, ...], batch: int) -> str:
-    settings, transposed = node.settings, node.settings["transposed"]
+def _backend(select: Any, node: Affine, conv: nn.modules.conv._ConvNd, adjoint: bool, batch: int) -> str:
+    """How torch computes a convolution, or its adjoint (which keeps the size)."""
+    weight, pairs = node.weight.values, padding_of(conv)
+    channels = (conv.out_channels, conv.in_channels) if adjoint else (conv.in_channels, conv.out_channels)
     # Padding that torch does not do inside of a convolution comes before it; the backend does not depend on it.
-    padding = [left if left == right and settings["mode"] == "zeros" else 0 for left, right in settings["padding"]]
-    sizes = [n + 2 * (sum(pair) - p) for n, pair, p in zip(shape[1:], settings["padding"], padding, strict=True)]
+    padding = [left if left == right and not node.is_circular else 0 for left, right in pairs]
+    sizes = [n + 2 * (sum(pair) - p) for n, pair, p in zip(node.pixels, pairs, padding, strict=True)]
     # One number seen as many: only type and shape are asked for.
-    x = torch.zeros((), dtype=torch.float64).expand(batch, shape[0], *sizes)
-    channels = [node.shape[0]]
-    stride, dilation, output_padding = (list(settings[k]) for k in ("stride", "dilation", "output_padding"))
-    found = select(
-        x, node.weight, node.bias, stride, padding, dilation, transposed, output_padding, settings["groups"], channels
-    )
-    return found.name
+    x = torch.zeros((), dtype=torch.float64).expand(batch, channels[0], *sizes)
+    bias = None if adjoint or node.bias is None else node.bias.values
+    stride, dilation, output_padding = map(list, (conv.stride, conv.dilation, conv.output_padding))
+    transposed = conv.transposed or adjoint
+    arguments = stride, padding, dilation, transposed, output_padding, conv.groups, [channels[1]]
+    return select(x, weight, bias, *arguments).name
 
 
 def _rounds_to_nearest() -> bool:

@@ -19,15 +19,12 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from onelip.certify.exact import squared_distances
-from onelip.certify.program import Operation, Program
-from onelip.certify.recursion import State
-from onelip.certify.rounding import up_root
+from onelip.core.rounding import up_root
+from onelip.graph.exact import squared_distances
+from onelip.graph.kinds import Affine, Join, Program, State
 
 # Pairs of rows grow with the square of the classes; beyond this one number serves all pairs.
 MOST_CLASSES_WITH_PAIRS = 128
-
-_PASSES_LOGITS = ("first_channels", "flatten", "reshape", "identity")
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,10 @@ def make_head(program: Program, states: list[State]) -> Head:
     node = _logits_node(program)
     if node is None:
         return same_for_all(program.classes, states[-1])
-    rows = _rows(program.nodes[node])[: program.classes]  # (classes, inputs)
-    lipschitz = Fraction(states[program.nodes[node].inputs[0]].lipschitz)
+    last = program.nodes[node]
+    assert isinstance(last, Affine)
+    rows = _rows(last)[: program.classes]  # (classes, inputs)
+    lipschitz = Fraction(states[last.inputs[0]].lipschitz)
     squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
     return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
 
@@ -63,15 +62,18 @@ def _logits_node(program: Program) -> int | None:
     if program.classes > MOST_CLASSES_WITH_PAIRS:
         return None
     index = len(program.nodes) - 1
-    while program.nodes[index].op in _PASSES_LOGITS:
-        (index,) = program.nodes[index].inputs
-    node = program.nodes[index]
-    if node.op == "linear":
+    while isinstance(node := program.nodes[index], Join) and len(node.inputs) == 1:
+        index = node.inputs[0]  # a join of one input has its first entries
+        if program.nodes[index].entries < node.entries:  # and zeros
+            return None
+    if type(node) is not Affine:
+        return None
+    if node.conv is None:
         return index
     # One position: each input is met by one tap at most, so a row of the operator is a part of the row of the kernel.
     # Not so with circular padding, which can fold several taps onto one pixel, nor if a row sees only its own group.
-    single = node.op == "conv" and math.prod(node.shape[1:]) == 1
-    return index if single and node.settings["mode"] == "zeros" and node.settings["groups"] == 1 else None
+    single = math.prod(node.shape[1:]) == 1
+    return index if single and not node.is_circular and node.groups == 1 else None
 
 
 def same_for_all(classes: int, output: State) -> Head:
@@ -83,6 +85,6 @@ def same_for_all(classes: int, output: State) -> Head:
     return Head(None, squares, slope, 8 * output.error)
 
 
-def _rows(node: Operation) -> Tensor:
-    weight = node.weight.transpose(0, 1) if node.settings.get("transposed") else node.weight
-    return weight.flatten(1)
+def _rows(node: Affine) -> Tensor:
+    weight = node.weight.values
+    return (weight.transpose(0, 1) if node.transposed else weight).flatten(1)

@@ -16,17 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip._precision import full_precision
+from onelip.bounds.falsify import Claims, Reference, check_model_itself, example_points, falsify, refute
 from onelip.certify.certification import Certification, Mode
 from onelip.certify.environment import check_backends, check_sound
 from onelip.certify.head import same_for_all
-from onelip.certify.images import check_images, float_batches, images_hash
-from onelip.certify.interpreter import run_program
-from onelip.certify.proof import Effort, Progress, Proof, fingerprint, prove
-from onelip.certify.radius import certified_radii, pixel_distance, real_radii
-from onelip.certify.recursion import State
-from onelip.certify.rounding import ProofError
-from onelip.export import bake
+from onelip.certify.margins import real_radii
+from onelip.certify.proof import Effort, Progress, Proof, check_model, check_same, claims_of, prove_baked
+from onelip.certify.radius import certified_radii, pixel_distance
+from onelip.core.bake import bake
+from onelip.core.batch_norm import is_foldable
+from onelip.core.errors import ProofError
+from onelip.core.images import check_images, images_hash, to_float
+from onelip.core.precision import full_precision
+from onelip.core.state import unchanged
+from onelip.graph.kinds import State
 
 
 def certify(
@@ -43,7 +46,8 @@ def certify(
     """Class and certified L2 radius of each image, in units of pixels in [0, 1].
 
     Args:
-        model: in eval mode; for the sound mode in float64 on the CPU. Parametrized layers are baked first.
+        model: in eval mode; for the sound mode in float64 on the CPU. Where it has parametrized layers or batch
+            normalisation, what runs and is certified is `onelip.bake(model)`.
         images: (N, C, H, W), uint8, or float32 and float64 in [0, 1].
         labels: (N) of int64, for accuracy and CRA.
         mode: "sound" for the program as it runs, "real-arithmetic" for the ordinary claim, in any precision.
@@ -53,10 +57,13 @@ def certify(
         progress: called with how much is done, of how much, and what.
 
     Raises:
-        ProofError: if the model is no float64 program (sound mode), or an operation has no rule.
+        ProofError: if the model is no float64 program (sound mode), or an operation has no rule; if a given proof is of
+            another program than the model is now.
+        CannotTrace: if the model changes from call to call, or is not what its trace shows.
+        UnsoundBound: if a measurement contradicts the proof: a mistake in the library.
         ValueError: for images outside of [0, 1], or of another type.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double().eval()
         >>> _ = model[1].weight.data.copy_(torch.tensor([[0.8, 0.0], [0.0, 0.8]]))
         >>> found = certify(model, torch.tensor([[[[0.9, 0.4]]]]))
@@ -69,10 +76,11 @@ def certify(
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}")
     check_images(images)
     _check_labels(labels, len(images))
+    certify_in = _certify_soundly if mode == "sound" else _certify_ordinarily
     if mode == "sound":
         check_sound(model)
-        return _certify_soundly(model, images, labels, proof, batch_size, effort, progress)
-    return _certify_ordinarily(model, images, labels, proof, batch_size, effort, progress)
+    with unchanged(model):
+        return certify_in(model, images, labels, proof, batch_size, effort, progress)
 
 
 def _certify_soundly(
@@ -84,10 +92,10 @@ def _certify_soundly(
     effort: Effort,
     progress: Progress | None,
 ) -> Certification:
-    plain = _plain(model)
-    proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress)
+    plain, points = _plain(model), _points(images)
+    proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
     check_backends(proved.program, batch_size)
-
+    check_model(proved, model, points)
     _check_range(labels, proved.program.classes)
     logits = _run(plain, images, batch_size, torch.float64, progress, _Comparison(proved))
     radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
@@ -114,23 +122,25 @@ def _certify_ordinarily(
     effort: Effort,
     progress: Progress | None,
 ) -> Certification:
-    plain = bake(model).eval()
-    dtype = next((p.dtype for p in plain.parameters()), torch.float32)
-    proved = None
+    plain = bake(model, fold=False).eval()  # as it is: what rounding a folded weight does is no part of this claim
+    like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
+    proved, points = None, _points(images)
     try:
-        proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress)
-        constant = proved.constant
+        proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
+        constant, claims = proved.constant, claims_of(proved, points)
     except ProofError:
         if isinstance(proof, Proof):  # of another model
             raise
-        constant = _audited(plain, images, effort)
-    logits = _run(plain, images, batch_size, dtype, progress).double().cpu()
+        constant, claims = _audited(plain, points, effort)
+    reference = Reference(claims, [like.dtype])
+    check_model_itself(model, reference, points, like)
+    logits = _run(plain, images, batch_size, like.dtype, progress, _Comparison(reference)).double().cpu()
     _check_range(labels, logits.shape[1])
     head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
     return Certification(
         mode="real-arithmetic",
         classes=logits.argmax(1),
-        radii=torch.from_numpy(real_radii(logits.numpy(), head)),
+        radii=real_radii(logits, torch.tensor(head.slope, dtype=torch.float64)),
         pixels=(None,) * len(images),
         logits=logits,
         labels=labels,
@@ -140,19 +150,26 @@ def _certify_ordinarily(
     )
 
 
-def _audited(plain: nn.Module, images: Tensor, effort: Effort) -> float:
-    """The constant by the rules for real arithmetic, which know more operations."""
-    from onelip.bounds.audit import lipschitz
+def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, Claims]:
+    """The constant by the rules for real arithmetic, which know more operations, and what it is of."""
+    from onelip.bounds.audit import audited
 
-    example = images[:2].double().div(255 if images.dtype == torch.uint8 else 1)
-    audit = lipschitz(bake(plain).cpu().double(), example, lower=False, effort=effort)
-    if audit.upper is None or not audit.upper < math.inf:
-        raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(audit.not_vouched)}")
-    return audit.upper
+    found, claims = audited(bake(plain, fold=False).cpu().double(), points, effort=effort)
+    if found.upper is None or not found.upper < math.inf:
+        raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(found.not_vouched)}")
+    return found.upper, claims
+
+
+def _points(images: Tensor) -> Tensor:
+    """The first and the last image and two others, in float64: where the proof is tested."""
+    chosen = images[[0, -1]].cpu()
+    return example_points(to_float(chosen, torch.float64), 4)
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    return bake(model) if any(parametrize.is_parametrized(module) for module in model.modules()) else model
+    """The network that is certified: the model itself, or what `bake` makes of it."""
+    modules = list(model.modules())
+    return bake(model) if any(parametrize.is_parametrized(m) or is_foldable(m) for m in modules) else model
 
 
 def _proof_for(
@@ -161,13 +178,12 @@ def _proof_for(
     proof: Literal["fast", "exact"] | Proof,
     effort: Effort,
     progress: Progress | None,
+    points: Tensor,
 ) -> Proof:
     if not isinstance(proof, Proof):
-        return prove(plain, shape, proof, effort=effort, progress=progress)
-    if proof.program.input_shape != shape:
-        raise ProofError(f"expected images of the proof's shape {proof.program.input_shape}, got {shape}")
-    if proof.fingerprint != fingerprint(plain):
-        raise ProofError("expected a proof of this model's weights, got one of others; prove them again")
+        return prove_baked(plain, shape, proof, effort, progress, points)
+    check_same(proof, plain, shape)
+    falsify(claims_of(proof, points), points[:2])
     return proof
 
 
@@ -184,7 +200,8 @@ def _run(
     device = next((p.device for p in plain.parameters()), torch.device("cpu"))
     parts, done = [], 0
     with full_precision(device):
-        for batch in float_batches(images, batch_size, dtype, device):
+        for part in images.split(batch_size):
+            batch = to_float(part.to(device), dtype)
             logits = plain(batch)
             if logits.dim() != 2 or logits.shape[0] != len(batch) or logits.shape[1] < 2:
                 raise ProofError(
@@ -206,24 +223,41 @@ class _Comparison:
     The model itself computes the logits, since it is what will be used. The proof is about a program that was read off
     it; both computed values lie within `error` of the real one, so their distance is at most twice that. Of the first
     batch of each length all images are compared, so that a model that works with the length of a batch, or with the
-    place in it, is seen; of others the first, the last and one between.
+    place in it, is seen; of others the first, the last and one between. In the real-arithmetic mode there is no proved
+    error, and 8 images of the first batch of each length are compared.
     """
 
-    def __init__(self, proof: Proof) -> None:
+    def __init__(self, proof: Proof | Reference) -> None:
         self.proof = proof
         self.lengths: set[int] = set()
 
     def __call__(self, batch: Tensor, logits: Tensor) -> None:
         count = len(batch)
-        chosen = slice(None) if count not in self.lengths else [0, count // 2, count - 1]
+        is_new, three = count not in self.lengths, [0, count // 2, count - 1]
         self.lengths.add(count)
-        expected = run_program(self.proof.program, batch[chosen])[-1]
+        if isinstance(self.proof, Reference):
+            chosen = sorted({round(i * (count - 1) / 7) for i in range(8)}) if is_new else three
+            self.proof.check(batch[chosen], logits[chosen], f"in a batch of {count} images")
+            return
+        chosen = slice(None) if is_new else three
+        expected = self.proof.program.run(batch[chosen])[-1]
         distance = float((expected - logits[chosen]).norm(dim=1).max())
         if not distance <= 2.000001 * self.proof.error:
             raise ProofError(
                 f"expected logits within {2 * self.proof.error:.3g} of those of the proved program, got a distance of "
                 f"{distance:.3g}: the model is not the function that was traced (does it mix images of a batch?)"
             )
+        self._check_pairs(batch, logits)
+
+    def _check_pairs(self, batch: Tensor, logits: Tensor) -> None:
+        """Neighbours in the batch are two points, of which the proof says how far their logits are apart at most."""
+        assert isinstance(self.proof, Proof)
+        apart = (batch[1:] - batch[:-1]).flatten(1).norm(dim=1)
+        allowed = self.proof.constant * apart * (1 + 2.0**-30) + 2.000001 * self.proof.error
+        moved = (logits[1:] - logits[:-1]).norm(dim=1)
+        if not bool((moved <= allowed).all()):
+            worst = int((moved - allowed).argmax())
+            refute("the network", float(moved[worst] / apart[worst]), self.proof.constant)
 
 
 def _pixels(images: Tensor, radii: list[float]) -> tuple[int | None, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onelip.certify.head import Head
-from onelip.certify.rounding import root_below
+from onelip.core.rounding import root_below
 
 # Relative slack of the float64 estimate; its true error is a few 2^-53.
 _SLACK = 2.0**-40
@@ -41,22 +41,10 @@ def certified_radii(logits: Floats, head: Head, entries: int) -> Floats:
     return radii
 
 
-def real_radii(logits: Floats, head: Head) -> Floats:
-    """min_j (f_y - f_j) / slope_yj in float64: what holds in real arithmetic, if these are the real logits."""
-    classes = logits.argmax(1)
-    slope = np.asarray(head.slope)[classes]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        margin = np.take_along_axis(logits, classes[:, None], 1) - logits
-        quotient = np.where(slope > 0, margin / slope, np.where(margin > 0, np.inf, 0.0))
-    np.put_along_axis(quotient, classes[:, None], np.inf, 1)
-    nearest = quotient.min(1)
-    return np.where((nearest > 0) & np.isfinite(logits).all(1), nearest, 0.0)
-
-
 def pixel_distance(radius: float) -> int | None:
     """The largest integer N such that uint8 images with sum of squared differences <= N are within the radius.
 
-    Example:
+    Examples:
         >>> pixel_distance(0.5), pixel_distance(0.0)
         (16256, None)
     """

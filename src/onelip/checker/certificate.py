@@ -1,9 +1,9 @@
-"""A whole certificate: its hashes, its proof, then every result and the summary, and the program run on the images."""
+"""The whole certificate: hashes, limits, proof, every result, the summary, and the logits of the images."""
 
 import hashlib
-import io
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from .limits import estimate
 from .norms import fraction, number
-from .proof import Node, is_radius, prove_nodes, squared_slopes
-from .reading import Told, about, ints, need, parse, read, read_tensors, unread
+from .proof import Proved, Table, check_graph, is_radius, prove_nodes, squared_slopes
+from .reading import TrackedDict, context, ints, json_memory, parse, read, read_tensors, require, require_memory, unread
 
 FORMAT, VERSION = "onelip certificate", 3
 STATEMENT = (
@@ -29,48 +30,68 @@ ARITHMETIC = (
 )
 ORIGIN = "labels, where the images come from, that the nodes are the network you mean, classes of images without radius"
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
-Say = Callable[[str], None]
+Log = Callable[[str, str], None]  # called with a topic ("estimate", "node" or "images") and a message
 
 
-def agree(given: Told, derived: dict[str, Any]) -> None:
-    """Refuses what is not, to the letter, what is derived."""
+def agree(given: TrackedDict, derived: dict[str, Any]) -> None:
+    """Raise Rejected unless the values in the file are exactly the derived ones."""
     for key, own in derived.items():
-        need(json.dumps(given[key]) == json.dumps(own), f"{key}: expected {own!r:.200}, got {given[key]!r:.200}")
+        require(json.dumps(given[key]) == json.dumps(own), f"{key}: expected {own!r:.200}, got {given[key]!r:.200}")
 
 
-def check_result(told: Told, i: int, dtype: str, slopes: list[list[Fraction]], error: Fraction, n: int) -> Fraction:
-    """Its radius, which must be the largest binary64 that is one; 0 if there is none."""
-    logits, radius = [number(v) for v in told["logits"]], number(told["radius"])
-    need(len(logits) == len(slopes), f"expected {len(slopes)} logits, got {len(logits)}")
+def check_result(result: TrackedDict, i: int, dtype: str, slopes: Table, error: Fraction, n: int) -> Fraction:
+    """The radius of an image, which must be the largest float64 that is proved; 0 if none is."""
+    logits, radius = [number(v) for v in result["logits"]], number(result["radius"])
+    require(len(logits) == len(slopes), f"logits: expected {len(slopes)}, got {len(logits)}")
     y, more = logits.index(max(logits)), Fraction(math.nextafter(radius, math.inf))
     holds, too_small = (is_radius(r, logits, y, slopes[y], error, n) for r in (radius, more))
     right = (holds or radius == 0) and not too_small
-    need(right, f"radius: not the largest float64 that is proved, {told['radius']:.80}")
+    require(right, f"radius: not the largest float64 that is proved, {result['radius']:.80}")
     pixels = math.floor((255 * radius) ** 2) if dtype == "uint8" and radius > 0 else None
-    agree(told, {"index": i, "class": y, "pixels": pixels})
+    agree(result, {"index": i, "class": y, "pixels": pixels})
+    require(result["label"] is None or ints([result["label"]], 0), "label: expected null or an integer")
     return radius
 
 
-def check_logits(path: Path, told: Told, nodes: list[Node], say: Say) -> float:
-    """Runs the program on the images: how far its logits are from the file's, which is at most twice the error."""
-    data = told["images"]
-    images = np.asarray(np.load(io.BytesIO(read(path)), allow_pickle=False))
-    need(str(images.dtype) == data["dtype"], f"expected {data['dtype']}, got {images.dtype}")
-    need([*images.shape] == [data["count"], *data["shape"]], f"expected {data['count']} images of {data['shape']}")
-    need(hashlib.sha256(images.tobytes()).hexdigest() == data["sha256"], "not the images of the certificate")
-    need(((images >= 0) & (images <= DIVISORS[data["dtype"]])).all(), "expected values from 0 to 1, or to 255")
-    apart, batch = Fraction(0), min(100, 1 + 2**27 // sum(math.prod(node.shape) for node in nodes))  # some gigabytes
+def check_results(content: TrackedDict, slopes: Table, last: Proved) -> None:
+    """Every result, the summary of all, and the remaining values."""
+    data, summary, radii, hits = content["images"], content["summary"], [], []
+    for i, result in enumerate(content["results"]):
+        with context(f"result {i}"):
+            radii.append(check_result(result, i, data["dtype"], slopes, last.error, math.prod(data["shape"])))
+            hits += [radii[-1]] if result["class"] == result["label"] else []
+    hits.sort()
+    require(isinstance(summary["cra"], TrackedDict), "cra: expected an object")
+    agree(summary, {"count": len(radii), "certified": sum(found > 0 for found in radii)})
+    agree(summary["cra"], {r: len(hits) - bisect_left(hits, fraction(r)) for r, _ in summary["cra"].items()})
+    agree(content["preprocessing"], {"divide_by": DIVISORS[data["dtype"]]})
+    agree(content, {"statement": STATEMENT, "arithmetic": ARITHMETIC})
+    require(type(data["sha256"]) is str and len(data["sha256"]) == 64, "images, sha256: expected 64 digits")
+    require(not (left := {*unread(content)}), f"unknown keys {sorted(left)!r:.200}; written by a newer version?")
+
+
+def check_logits(path: Path, content: TrackedDict, proved: list[Proved], batch: int, log: Log) -> float:
+    """Run the program on the images. Returns by how much its logits differ from those of the file: at most 2 error."""
+    data, results, nodes, largest = content["images"], content["results"], content["nodes"], Fraction(0)
+    images = np.load(path, mmap_mode="r", allow_pickle=False)
+    require(str(images.dtype) == data["dtype"], f"expected {data['dtype']}, got {images.dtype}")
+    require([*images.shape] == [data["count"], *data["shape"]], f"expected {data['count']} images of {data['shape']}")
+    images = np.array(images, order="C")  # one copy in memory, which is hashed and run
+    require(hashlib.sha256(images.ravel().data).hexdigest() == data["sha256"], "not the images that were certified")
+    require(images.min() >= 0 and images.max() <= DIVISORS[data["dtype"]], "expected values from 0 to 1, or to 255")
+    last, most = {j: i for i, node in enumerate(nodes) for j in node["inputs"]}, 2 * proved[-1].error
     for first in range(0, len(images), batch):
-        say(f"images: {first} of {len(images)}")
-        values = [np.moveaxis(images[first : first + batch].astype(np.float64) / DIVISORS[data["dtype"]], 0, -1)]
-        for node, of in zip(nodes[1:], told["nodes"][1:], strict=True):
-            values.append(node.run(*(values[j] for j in of["inputs"])))
-        last = values[-1].reshape(-1, values[-1].shape[-1]).T.tolist()
-        for i, (own, result) in enumerate(zip(last, told["results"][first : first + batch], strict=True), first):
-            off = max(abs(Fraction(a) - number(b)) for a, b in zip(own, result["logits"], strict=True))
-            need(off <= 2 * nodes[-1].error, f"image {i}: logits are {float(off):.3g} off, more than rounding explains")
-            apart = max(apart, off)
-    return float(apart)
+        log("images", f"images: {first} of {len(images)}")
+        values = {0: np.moveaxis(images[first : first + batch].astype(np.float64) / DIVISORS[data["dtype"]], 0, -1)}
+        for i, node in enumerate(nodes[1:], 1):
+            values[i] = proved[i].run(*(values[j] for j in node["inputs"]))
+            values = {j: value for j, value in values.items() if last.get(j, len(nodes)) > i}  # those still needed
+        (value,) = values.values()
+        for i, own in enumerate(value.reshape(-1, value.shape[-1]).T.tolist(), first):
+            off = max(abs(Fraction(a) - number(b)) for a, b in zip(own, results[i]["logits"], strict=True))
+            require(off <= most, f"image {i}: logits differ by {float(off):.3g}, more than rounding explains")
+            largest = max(largest, off)
+    return float(largest)
 
 
 def check(
@@ -78,52 +99,75 @@ def check(
     weights: Path | None = None,
     config: Path | None = None,
     images: Path | None = None,
-    say: Say = lambda text: None,
+    *,
+    max_minutes: float | None = None,
+    max_memory: float = 4.0,
+    log: Log = lambda topic, message: None,
 ) -> dict[str, Any]:
-    """What is proved, and what was not checked.
+    """Check a certificate.
+
+    Args:
+        path: the certificate.
+        weights: its weight file; by default at the path that the certificate states.
+        config: its configuration, likewise.
+        images: its images, a .npy file, likewise.
+        max_minutes: limit of the estimated work, in minutes of one core. By default half a minute, and two minutes for
+            each megabyte of the files, but at most an hour.
+        max_memory: limit of the estimated memory, in gigabytes.
+        log: called with a topic and a message.
+
+    Returns:
+        What is proved, and what was not checked.
 
     Raises:
-        Rejected: if anything in the certificate is not as it is derived here.
+        Rejected: if the certificate is not proved, or an estimate exceeds its limit.
         OSError: if a file cannot be read.
         ImportError: without python-flint.
     """
-    with about("certificate"):
-        told = parse(read(path))
-        need(told["format"] == FORMAT, f"expected a {FORMAT}")
-        advice = "certify again" if told["version"] in (1, 2) else "use the onelip that wrote it, or a newer one"
-        need(told["version"] == VERSION, f"expected version {VERSION}, got {told['version']!r:.40}; {advice}")
-        body = json.dumps({k: v for k, v in told.items() if k != "digest"}, sort_keys=True, separators=(",", ":"))
-        need(hashlib.sha256(body.encode()).hexdigest() == told["digest"], "digest: the certificate was changed")
-        say(f"{told['images']['source']!r:.80}, by onelip {told['onelip']!r:.20}, {told['created']!r:.40}")
-        parts = {key: told[key] for key in ("weights", "config", "images") if told[key] is not None}
+    with context("certificate"):
+        data = read(path, max_memory)
+        content = parse(data, max_memory)
+        require(content["format"] == FORMAT, f"expected a {FORMAT}")
+        advice = "certify again" if content["version"] in (1, 2) else "use the onelip that wrote it, or a newer one"
+        require(content["version"] == VERSION, f"expected version {VERSION}, got {content['version']!r:.40}; {advice}")
+        body = json.dumps({k: v for k, v in content.items() if k != "digest"}, sort_keys=True, separators=(",", ":"))
+        require(hashlib.sha256(body.encode()).hexdigest() == content["digest"], "digest: the certificate was changed")
+        parts = {key: content[key] for key in ("weights", "config", "images") if content[key] is not None}
+        log(
+            "certificate",
+            f"from {parts['images']['source']!r:.80}, {content['onelip']!r:.20}, {content['created']!r:.40}",
+        )
         places = {key: path.parent / part["file"] for key, part in parts.items()}
-        stored = read(weights or places["weights"], parts["weights"]["sha256"])
-        if "config" in parts:
-            read(config or places["config"], parts["config"]["sha256"])
-    with about("weights"):
-        tensors = read_tensors(stored)
-    with about("certificate"):
-        nodes = prove_nodes(told["nodes"], tensors, say)
-        slopes = squared_slopes(told["pairs"], told["nodes"], nodes, tensors)
-        data, summary, n, radii, hits = parts["images"], told["summary"], math.prod(nodes[0].shape), [], []
-        need(type(told["results"]) is list and told["results"], "results: expected some")
-        for i, result in enumerate(told["results"]):
-            with about(f"result {i}"):
-                radii.append(check_result(result, i, data["dtype"], slopes, nodes[-1].error, n))
-                need(result["label"] is None or ints([result["label"]], 0), "label")
-                hits += [radii[-1]] if result["class"] == result["label"] else []
-        agree(data, {"count": len(radii), "shape": nodes[0].shape})
-        agree(summary, {"count": len(radii), "certified": sum(found > 0 for found in radii)})
-        agree(summary["cra"], {r: sum(found >= fraction(r) for found in hits) for r, _ in summary["cra"].items()})
-        agree(told["preprocessing"], {"divide_by": DIVISORS[data["dtype"]]})
-        agree(told, {"statement": STATEMENT, "arithmetic": ARITHMETIC})
-        need(len(data["sha256"]) == 64, "images, sha256: expected 64 digits")
-        need(not (left := {*unread(told)}), f"unknown {sorted(left)!r:.200}; of a newer version?")
-    found = {"accepted": True, "lipschitz": float(nodes[-1].lipschitz), "error": float(nodes[-1].error), **summary}
-    place = images or places["images"]
-    if images is None and not place.is_file():
-        unchecked = f"that the logits, taken from the file, are those of the images, as {place} is not there"
+        stored = read(weights or places["weights"], max_memory, content["weights"]["sha256"])
+        if "config" in places:
+            read(config or places["config"], max_memory, content["config"]["sha256"])
+    with context("weights"):
+        tensors = read_tensors(stored, max_memory)
+    with context("certificate"):
+        nodes, results, place = content["nodes"], content["results"], images or places["images"]
+        check_graph(nodes)
+        require(type(results) is list and results, "results: expected a list, not empty")
+        require(content["images"]["dtype"] in [*DIVISORS], f"images, dtype: expected one of {[*DIVISORS]}")
+        agree(content["images"], {"count": len(results), "shape": nodes[0]["shape"]})
+        runs = images is not None or place.is_file()
+        seconds, memory, batch, slowest, largest = estimate(nodes, tensors, len(results), len(results) * runs)
+        pixels = len(results) * math.prod(nodes[0]["shape"]) * np.dtype(content["images"]["dtype"]).itemsize * runs
+        files, memory = len(data) + len(stored) + pixels, memory + json_memory(data) + 3 * len(stored) + pixels
+        limit = min(0.5 + 2e-6 * files, 60.0) if max_minutes is None else max_minutes
+        work = f"estimated work {seconds / 60:.2g} min of one core"
+        log("estimate", f"{work}, memory {memory / 1e9:.2g} GB")
+        advice = f"most of it for {slowest}; --max-minutes {math.ceil(seconds / 60)} allows it"
+        require(seconds <= 60 * limit, f"{work}, limit {limit:.2g} min for files of {files / 1e6:.2g} MB, {advice}")
+        require_memory(memory, max_memory, largest)
+        del data, body, stored
+        proved = prove_nodes(nodes, tensors, log)
+        slopes = squared_slopes(content["pairs"], nodes, proved, tensors)
+        check_results(content, slopes, proved[-1])
+    found = {"accepted": True, "lipschitz": float(proved[-1].lipschitz), "error": float(proved[-1].error)}
+    found |= content["summary"]
+    if not runs:
+        unchecked = f"that the logits in the file are those of the images: {place} does not exist"
         return found | {"logits_checked": False, "not_checked": [ORIGIN, unchecked]}
-    with about(f"images, {place}"):
-        apart = check_logits(place, told, nodes, say)
+    with context(f"images, {place}"):
+        apart = check_logits(place, content, proved, batch, log)
     return found | {"logits_checked": True, "logits_apart": apart, "not_checked": [ORIGIN]}

@@ -1,7 +1,7 @@
-"""Every kind of node: what the file tells of it, its program, and what it does to the three numbers of proof.py.
+"""Every kind of node: its settings in the file, its program, and its effect on the three numbers of proof.py.
 
-Programs run on arrays (*sample, batch): the batch comes last, so that axes count as in the file. proof.py runs each of
-them once: what does not fit its input fails there, or does not make the `shape` that the file tells.
+Programs run on arrays (*sample, batch): the batch axis is last, so that axes are numbered as in the file. proof.py runs
+each program once on zeros, to compare the shape of its value with the `shape` in the file.
 """
 
 import math
@@ -12,55 +12,60 @@ from typing import NamedTuple
 import numpy as np
 
 from .norms import U, gamma, least, number, prove_sigma, squares, to_integers
-from .reading import Told, ints, need
+from .reading import TrackedDict, ints, require
 
-ETA = Fraction(1, 2**500)  # far above what an underflow can do to one operation
-LIMIT = 2**500  # below it nothing overflows
-Tensors = dict[str, np.ndarray]
+ETA = Fraction(1, 2**500)  # far above the error of an underflow in one operation
+LIMIT = 2**500  # numbers below it do not overflow
 
 
 class Layer:
-    """W x + b. Near pixels are outputs and far ones inputs; transposed the other way round. By tap t near pixel o meets
-    far pixel s o + d t - offset: modulo the size of far on axes that are circular, else perhaps beyond the border,
-    where there are zeros. near += W_t far, or, transposed, far += W_t^T near. Without axes both sides have one pixel.
+    """W x + b. The outputs of a convolution are its near pixels and the inputs its far ones; transposed, the reverse.
+    Tap t connects near pixel o with far pixel s o + d t - offset: modulo the size on circular axes, else possibly
+    beyond the border, where values are 0. near += W_t far, or, transposed, far += W_t^T near. A linear layer has no
+    axes, and one pixel on both sides.
     """
 
-    def __init__(self, node: Told, pixels: list[int], tensors: Tensors):
+    def __init__(self, node: TrackedDict, shape: list[int], tensors: TrackedDict):
         weight, out, self.transposed = tensors[node["weight"]], node["shape"][1:], node["transposed"]
-        _, second, *kernel = weight.shape
-        # Channels: near (groups, 1), far (groups, 2).
-        self.weight = weight.reshape(*ints([node["groups"]], 1), -1, second, *kernel)
-        outputs = len(self.weight) * self.weight.shape[2 if self.transposed else 1]
+        require(weight.ndim > 1 and weight.size, "weight: expected at least two axes")
+        (groups,), (first, second, *kernel) = ints([node["groups"]], 1), weight.shape
+        require(first % groups == 0, f"groups: expected a divisor of {first}, got {groups}")
+        # Channels: near (groups, first), far (groups, second).
+        self.weight = weight.reshape(groups, first // groups, second, *kernel)
+        inputs, outputs = (first, groups * second) if self.transposed else (groups * second, first)
+        require(shape[0] == inputs, f"weight: expected an input of {inputs} channels, got {shape[0]}")
         self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]]
-        need(self.bias.shape == (outputs,), f"bias: expected {outputs} numbers")
-        need(max(np.abs(weight).max(), np.abs(self.bias).max()) < 2.0**500, "weights beyond 2^500")
-        self.near, self.far = (pixels, out) if self.transposed else (out, pixels)
+        require(self.bias.shape == (outputs,), f"bias: expected {outputs} numbers")
+        self.near, self.far = (shape[1:], out) if self.transposed else (out, shape[1:])
         steps = ints(node["stride"], 1), ints(node["dilation"], 1), ints(node["offset"], 0)
         booleans = type(node["circular"]) is list and {type(v) for v in (self.transposed, *node["circular"])} == {bool}
-        need(booleans, "transposed, circular: expected true or false")
-        self.axes, self.phases = list(zip(self.near, self.far, kernel, *steps, node["circular"], strict=True)), []
+        require(booleans, "transposed, circular: expected true or false")
+        settings = (self.near, self.far, kernel, *steps, node["circular"])
+        fits = {len(values) for values in settings} == {len(kernel)}
+        require(fits, f"axes: expected {len(kernel)} in shapes, stride, dilation, offset and circular")
+        self.axes, self.phases = list(zip(*settings, strict=True)), []
         for o, n, k, s, d, _, wraps in self.axes:
-            once = s * (o - 1) < n and not self.transposed  # no output is there twice
-            need(once or not wraps, "expected to go around a circle once, and not transposed")
-            # With g = gcd(s, d) and t = (s / g) a + phase, tap t meets s (o + (d / g) a) + d phase - offset: taps of
-            # different phases never meet a pixel, those of one are a convolution of stride 1 and dilation d / g, which
-            # only renames offsets. Around a circle that needs s to divide its size; if it does not, the layer is a part
-            # of that with stride 1, and there is one phase.
+            once = s * (o - 1) < n and not self.transposed  # no output occurs twice
+            require(once or not wraps, "circular: expected one turn at most, and a layer that is not transposed")
+            # With g = gcd(s, d) and t = (s / g) a + phase, tap t reads s (o + (d / g) a) + d phase - offset: taps of
+            # different phases never read the same pixel. Those of one phase are a convolution of stride 1 and dilation
+            # d / g, which only renames offsets. On a circle that needs s to divide its size; else the layer is a
+            # restriction of the layer of stride 1, with one phase.
             self.phases.append(1 if wraps and n % s else min(s // math.gcd(s, d), k))
 
     def products(self, to_far: bool) -> int:
-        """In one output, on the far or the near side."""
+        """Number of products in one output, on the far or the near side."""
         return self.weight.shape[1 if to_far else 2] * math.prod(self.weight.shape[3:])
 
     def run(self, x: np.ndarray, to_far: bool) -> np.ndarray:
-        """Without the bias: from far to near pixels, or the adjoint of that."""
+        """W x without the bias, from far to near pixels; or the adjoint, from near to far."""
         weight, batch = self.weight.swapaxes(1, 2) if to_far else self.weight, x.shape[-1]
         (groups, outputs, inputs, *kernel), near, far = weight.shape, math.prod(self.near), math.prod(self.far)
-        # One pixel more, the last, is that beyond the border: zeros to be read, or not to be looked at.
+        # One more pixel, the last, stands for all beyond the border: zeros if it is read, unused if it is written.
         x = np.pad(x.reshape(groups, inputs, near if to_far else far, batch), [(0, 0), (0, 0), (0, 1), (0, 0)])
         y = np.zeros((groups, outputs, (far if to_far else near) + 1, batch))
         for tap in np.ndindex(*kernel):
-            met = np.arange(far).reshape(self.far)  # to become the far pixel of each near one
+            met = np.arange(far).reshape(self.far)  # becomes the far pixel of each near one
             for axis, (t, (o, n, _, s, d, offset, wraps)) in enumerate(zip(tap, self.axes, strict=True)):
                 i = s * np.arange(o) + d * t - offset
                 met = met.take(i % n, axis)
@@ -72,10 +77,7 @@ class Layer:
 
 
 class Rule(NamedTuple):
-    """factor L, factor norm + shift and factor error + rounding are the numbers, if L, norm, error are the input's.
-
-    What moves or chooses values, never computes, and takes 0 to 0, has those of its input.
-    """
+    """From the numbers L, norm, error of the input to factor L, factor norm + shift, factor error + rounding."""
 
     run: Callable[..., np.ndarray]
     factor: Fraction | int = 1
@@ -84,17 +86,17 @@ class Rule(NamedTuple):
 
 
 def rounding_of(products: int, sums: Fraction, entries: int) -> Fraction:
-    """Of W x + b, if the sums of absolute terms of all outputs are together at most so long."""
-    need(sums < LIMIT, "might overflow")
+    """Rounding error of W x + b, if the sums of absolute terms in each output form a vector of norm at most `sums`."""
+    require(sums < LIMIT, "may overflow")
     n = products + 2
     return gamma(n) * sums + n * ETA * entries
 
 
-def rule_of_layer(node: Told, shape: list[int], size: Fraction, tensors: Tensors) -> Rule:
+def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: TrackedDict) -> Rule:
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
-    layer, positions = Layer(node, shape[1:], tensors), math.prod(node["shape"][1:])
+    layer, positions = Layer(node, shape, tensors), math.prod(node["shape"][1:])
     channels = shape[0] if node["op"] == "potential" else layer.bias.size
-    need(node["shape"][0] == channels, f"shape: expected {channels} channels, got {node['shape']}")
+    require(node["shape"][0] == channels, f"shape: expected {channels} channels, got {node['shape']}")
     whole, e = to_integers(layer.weight)
     sums = np.abs(whole).reshape(*whole.shape[:3], -1).sum(axis=3)  # (groups, first, second)
     schur = int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e
@@ -105,26 +107,31 @@ def rule_of_layer(node: Told, shape: list[int], size: Fraction, tensors: Tensors
     one = rounding_of(layer.products(layer.transposed), A * size + B, layer.bias.size * positions)
     if node["op"] == "affine":
         return Rule(run, sigma, B, one)
-    # f(x) = x - 2 V^T relu(V x + b): f(x) - f(y) = (I - 2 V^T D V) (x - y) with D diagonal, its entries in [0, 1], and
-    # 0 <= V^T D V <= sigma^2. f(0) is -2 V^T relu(b). The program's V x + b is off by `one`, and so is relu of it; what
-    # goes to V^T is not longer than `inside`, and its sums are off by `two`. Doubling is exact; the difference, at most
-    # `reach` long, is rounded once.
-    need(not layer.transposed, "expected V not to be transposed")
+    # f(x) = x - 2 V^T relu(V x + b): f(x) - f(y) = (I - 2 V^T D V) (x - y) with D diagonal, entries in [0, 1], and
+    # 0 <= V^T D V <= sigma^2. f(0) = -2 V^T relu(b). The computed V x + b has the error `one`, and so has its relu. The
+    # input of V^T has a norm of at most `inside`, and its sums the error `two`. Doubling is exact. The difference, of
+    # norm at most `reach`, is rounded once.
+    require(not layer.transposed, "transposed: expected false")
     inside = sigma * size + B + one
     two = rounding_of(layer.products(True), A * inside, math.prod(shape))
     reach = size + 2 * (sigma * inside + two)
-    need(reach < LIMIT, "might overflow")
+    require(reach < LIMIT, "may overflow")
     rounding = 2 * (sigma * one + two) + U * reach + 2 * ETA * math.prod(shape)
     both = lambda x: x - 2.0 * layer.run(np.maximum(run(x), 0.0), True)  # noqa: E731
     return Rule(both, max(1, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
 
 
-def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fraction) -> Rule:
-    """take[k][i] is the pixel that window i has as its k-th, -1 for none. In each channel the largest of a window, or
-    the sum times a factor; windows of one pixel only move them.
+def rule_of_windows(node: TrackedDict, shape: list[int], size: Fraction, scale: Fraction) -> Rule:
+    """take[k][i] is the k-th pixel of window i, -1 for none. In each channel the largest value of a window, or the sum
+    times a factor; windows of one pixel only move pixels.
     """
-    take, K, is_sum = np.array([ints(row, -1) for row in node["take"]]), len(node["take"]), node["op"] == "sum"
-    m = int(np.unique(take[take >= 0], return_counts=True)[1].max())  # windows hold one pixel at most so many times
+    rows, K, is_sum = [ints(row, -1) for row in node["take"]], len(node["take"]), node["op"] == "sum"
+    require(rows and {len(row) for row in rows} == {len(rows[0])}, "take: expected lists of equal length")
+    take = np.array(rows)
+    require(take.max() < math.prod(shape[1:]), f"take: expected pixels below {math.prod(shape[1:])}, got {take.max()}")
+    entries = shape[0] * len(rows[0])
+    require(entries == math.prod(node["shape"]), f"shape: expected {entries} entries, got {node['shape']}")
+    m = int(np.unique(take[take >= 0], return_counts=True)[1].max(initial=0))  # most windows that hold one pixel
 
     def run(x: np.ndarray) -> np.ndarray:
         seen = x.reshape(shape[0], -1, x.shape[-1])[:, take]
@@ -137,16 +144,16 @@ def rule_of_windows(node: Told, shape: list[int], size: Fraction, scale: Fractio
     return Rule(run, constant, 0, gamma(K + 4) * constant * size + (K + 2) * ETA * math.prod(node["shape"]))
 
 
-def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensors) -> Rule:
-    """For inputs of these shapes, all of them together not longer than `size`."""
+def rule_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, tensors: TrackedDict) -> Rule:
+    """For inputs of these shapes, with norms that sum to at most `size`."""
     op, shape, entries = node["op"], shapes[0], math.prod(shapes[0])
     c = number(node["factor"]) if op in ("sum", "scale") else Fraction(1)
-    need(abs(c) < LIMIT, "factor beyond 2^500")
+    require(abs(c) < LIMIT, "factor beyond 2^500")
     if op in ("affine", "potential"):
         return rule_of_layer(node, shape, size, tensors)
     if op in ("max", "sum"):
         return rule_of_windows(node, shape, size, c)
-    if op == "join":  # all entries, one input after the other, cut or filled up with zeros to those of the new shape
+    if op == "join":  # all entries, one input after the other, cut or padded with zeros to the new shape
 
         def run(*xs: np.ndarray) -> np.ndarray:
             flat, n = np.concatenate([x.reshape(-1, x.shape[-1]) for x in xs]), math.prod(node["shape"])
@@ -155,22 +162,22 @@ def rule_of(node: Told, shapes: list[list[int]], size: Fraction, tensors: Tensor
         return Rule(run)
     if op == "sort":  # groups of equal size along the axis
         axis, group = ints([node["axis"], node["group_size"]], 0)
-        need(axis < len(shape), "axis: expected one of a sample")  # the next is that of the batch
+        require(axis < len(shape), f"axis: expected 0 to {len(shape) - 1}, got {axis}")  # the next is that of the batch
+        require(group and shape[axis] % group == 0, f"group_size: expected a divisor of {shape[axis]}, got {group}")
         split = (*shape[:axis], group, shape[axis] // group, *shape[axis + 1 :])
         return Rule(lambda x: np.flip(np.sort(x.reshape(*split, x.shape[-1]), axis), axis).reshape(x.shape))
     if op == "normalize":
         mean, std = (tensors[node[key]] for key in ("mean", "std"))
-        need(mean.shape == std.shape == (shape[0],), f"mean, std: expected {shape[0]} numbers each")
+        require(mean.shape == std.shape == (shape[0],), f"mean, std: expected {shape[0]} numbers each")
         mean, std = (values.reshape(-1, *(1,) * len(shape)) for values in (mean, std))
-        bounded = (np.abs(mean) < 2.0**500).all() and ((std >= 2.0**-500) & (std < 2.0**500)).all()
-        need(bounded, "expected |mean| < 2^500 and a std from 2^-500 to 2^500")
+        require((std >= 2.0**-500).all(), "std: expected at least 2^-500")
         factor, M = 1 / Fraction(float(std.min())), least(node, "mean_norm", squares(mean) * math.prod(shape[1:]), 2)
         rounding = factor * gamma(4) * (size + M) + 4 * ETA * entries
         return Rule(lambda x: (x - mean) / std, factor, factor * M, rounding)
     if op == "scale":
         return Rule(lambda x: x * float(c), abs(c), 0, U * abs(c) * size + ETA * entries)
     if op == "add":
-        need(shapes[0] == shapes[1], "expected equal shapes")
+        require(shapes[0] == shapes[1], "expected equal shapes")
         return Rule(np.add, 1, 0, U * size + ETA * entries)
-    need(op in ("relu", "abs"), "no rule for it; of a newer version?")
+    require(op in ("relu", "abs"), f"unknown op {op!r:.40}; written by a newer version?")
     return Rule(np.abs if op == "abs" else lambda x: np.maximum(x, 0.0))

@@ -1,98 +1,128 @@
-"""Files as anybody may have made them: what is not as it must be ends in Rejected, with a reason."""
+"""Reading untrusted files. Whatever does not follow the format raises `Rejected` with a reason."""
 
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+WIDTHS = {"F32": 4, "F64": 8}  # bytes
+
 
 class Rejected(Exception):
-    """The certificate does not prove what it says."""
+    """The certificate is not proved, or checking it would exceed a limit."""
 
 
-def need(condition: Any, message: str) -> None:
+def require(condition: Any, message: str) -> None:
     if not condition:
         raise Rejected(message)
 
 
+def require_memory(needed: float, limit: float, what: str) -> None:
+    """Raise Rejected if an estimate in bytes exceeds the limit in gigabytes."""
+    message = f"estimated memory {needed / 1e9:.2g} GB, limit {limit:.2g} GB, most of it for {what}"
+    require(needed <= limit * 1e9, f"{message}; --max-memory {math.ceil(needed / 1e8) / 10:g} allows it")
+
+
 def ints(values: Any, low: int) -> Any:
-    """These whole numbers; nothing else will do, not even true for 1, which numpy takes for a mask."""
+    """The list `values` itself, if it holds only integers from `low` to 2^34. Booleans are not integers here."""
     right = type(values) is list and all(type(v) is int and low <= v < 2**34 for v in values)
-    need(right, f"expected whole numbers from {low} to 2^34, got {values!r:.80}")
+    require(right, f"expected integers from {low} to 2^34, got {values!r:.80}")
     return values
 
 
+def title(i: int, node: Any) -> str:
+    return f"node {i} ({node['op']!r:.40} at {node['place']!r:.80})"
+
+
 @contextlib.contextmanager
-def about(what: str) -> Iterator[None]:
-    """Whatever goes wrong with a value that does not fit, in Python or in numpy, is a reason to reject."""
+def context(what: str) -> Iterator[None]:
+    """Add `what` to the reason of a rejection. Any other error that a malformed value causes is a rejection too."""
     try:
         yield
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:
-        raise Rejected(f"{what}: {error if isinstance(error, Rejected) else repr(error)}") from error
+        reason = str(error) if isinstance(error, Rejected) else f"malformed value ({type(error).__name__}: {error})"
+        raise Rejected(f"{what}: {reason}") from error
 
 
-def read(path: Path, *sha256: str) -> bytes:
-    if not path.is_file():  # a pipe might never end
+def read(path: Path, memory: float, *sha256: str) -> bytes:
+    """The content of a regular file that fits into `memory` gigabytes and has the given hash."""
+    if not path.is_file():
         raise FileNotFoundError(f"cannot read {path}: no such file; give its path (--help)")
-    data = path.read_bytes()
+    size = path.stat().st_size
+    require_memory(size, memory, f"{path}")
+    with path.open("rb") as file:
+        data = file.read(size)  # not read(): files under /proc may have no end
     own = hashlib.sha256(data).hexdigest()
-    need(all(told == own for told in sha256), f"{path}: another file than the one that was certified")
+    require(all(expected == own for expected in sha256), f"{path}: not the file that was certified (SHA-256 differs)")
     return data
 
 
-class Told(dict[str, Any]):
-    """An object of a file, which remembers what nobody has asked for."""
+class TrackedDict(dict[str, Any]):
+    """A JSON object that records which of its keys have not been read."""
+
+    __slots__ = ("unread",)
 
     def __init__(self, pairs: list[tuple[str, Any]]):
         super().__init__(pairs)
-        need(len(self) == len(pairs), "a key occurs twice")
+        require(len(self) == len(pairs), "a key occurs twice")
         self.unread = {*self}
 
     def __getitem__(self, key: str) -> Any:
+        require(key in self, f"{key!r:.80} is missing")
         self.unread.discard(key)
         return super().__getitem__(key)
 
 
 def unread(value: Any) -> Iterator[str]:
-    """Keys of all objects in it that nobody has asked for: what a newer version says, or a forger."""
-    if isinstance(value, Told):
+    """Keys that were never read, in all objects inside `value`: of a newer version, or forged."""
+    if isinstance(value, TrackedDict):
         yield from value.unread
         value = [*value.values()]
     for part in value if isinstance(value, list) else ():
         yield from unread(part)
 
 
-def parse(data: bytes) -> Any:
-    """JSON of texts, lists, objects, true, false, null, and whole numbers of at most 16 characters."""
+def json_memory(data: bytes) -> int:
+    """Bytes that the parsed objects need at most in CPython: 500 for an object, 250 for each of its pairs, ..."""
+    return 8 * len(data) + sum(n * data.count(c) for c, n in ((b"{", 500), (b":", 250), (b"[", 100), (b",", 100)))
+
+
+def parse(data: bytes, memory: float) -> Any:
+    """JSON whose numbers are integers of at most 16 characters; the objects must fit into `memory` gigabytes."""
 
     def parsed(text: str) -> int:
-        need(len(text) <= 16 and text.lstrip("-").isdigit(), f"expected a whole number, got {text:.40}")
+        require(len(text) <= 16 and text.lstrip("-").isdigit(), f"expected an integer, got {text:.40}")
         return int(text)
 
+    require_memory(json_memory(data), memory, f"{len(data)} bytes of JSON")
     try:
         numbers = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), parsed)
-        return json.loads(data.decode(), object_pairs_hook=Told, **numbers)
+        return json.loads(data.decode(), object_pairs_hook=TrackedDict, **numbers)
     except (ValueError, RecursionError) as error:
-        raise Rejected(f"broken or truncated, no JSON ({error})") from error
+        raise Rejected(f"not JSON, truncated, or nested too deeply ({error})") from error
 
 
-def read_tensors(data: bytes) -> dict[str, np.ndarray]:
-    """safetensors: length of the header, header, tensors one after the other. As float64, which is exact."""
-    start, tensors = 8 + int.from_bytes(data[:8], "little"), {}
-    header, at = parse(data[8:start]), start
+def read_tensors(data: bytes, memory: float) -> TrackedDict:
+    """safetensors: length of the header, header, tensors in sequence. As float64, which is exact."""
+    start, tensors = 8 + int.from_bytes(data[:8], "little"), []
+    header, at = parse(data[8:start], memory), start
+    require(isinstance(header, TrackedDict), "header: expected an object")
     header.pop("__metadata__", None)
-    for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        first, last = ints(told["data_offsets"], 0)
-        need(start + first == at <= start + last <= len(data), f"{name}: does not follow the tensor before; truncated?")
-        at = start + last
-        array = np.frombuffer(data[start + first : at], {"F32": "<f4", "F64": "<f8"}[told["dtype"]])
-        need(np.isfinite(array).all(), f"{name}: NaN or infinity")
-        tensors[name] = array.astype(np.float64).reshape(ints(told["shape"], 0))
-    need(at == len(data), "more than the tensors")
-    return tensors
+    for name, info in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        (first, last), shape, width = ints(info["data_offsets"], 0), info["shape"], WIDTHS.get(info["dtype"])
+        require(start + first == at <= start + last <= len(data), f"{name}: not after the tensor before; truncated?")
+        at, count = start + last, math.prod(ints(shape, 0))
+        fits = width and last - first == width * count
+        require(fits, f"{name}: expected F32 or F64 of shape {shape!r:.80}, got {info['dtype']!r:.9} of other size")
+        array = np.frombuffer(data, f"<f{width}", count, start + first).astype(np.float64)
+        require((np.abs(array) < 2.0**500).all(), f"{name}: expected numbers below 2^500, got others or NaN")
+        tensors.append((name, array.reshape(shape)))
+    require(at == len(data), "data after the last tensor")
+    return TrackedDict(tensors)

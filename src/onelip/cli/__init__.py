@@ -73,10 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """2 for a command without sense, 1 for what could not be done, None for a mistake of our own."""
-    from onelip._mistake import Mistake
-    from onelip.training.errors import RunError
+    from onelip.core.errors import RunError, UsageError
 
-    if isinstance(error, Mistake):
+    if isinstance(error, UsageError):
         return 2
     if isinstance(error, ImportError):  # ours say what to install; others are a mistake of our own
         return 1 if "pip install" in str(error) else None

@@ -19,7 +19,7 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, widt
     Columns between the first `keep` and the prose are left out, the last ones first, as long as more than one row in
     ten would have to wrap.
 
-    Example:
+    Examples:
         >>> print(listing(("name", "kind", "what"), [("a", "k", "two words")], 1, 20))
         name  kind  what
         a     k     two words
@@ -44,7 +44,7 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, widt
 def described(facts: Iterable[tuple[str, str]], width: int) -> str:
     """What a thing is, line by line: a label, and prose beside it; empty prose is left out.
 
-    Example:
+    Examples:
         >>> print(described([("guarantee", "proved"), ("note", "")], 80))
           guarantee  proved
     """

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from onelip.training.errors import RecipeError
+from onelip.core.errors import RecipeError
 
 
 def need_file(flag: str, path: Path | None) -> None:

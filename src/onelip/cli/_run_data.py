@@ -1,9 +1,9 @@
-"""The images that a run's network is looked at with: the run's own, or others of the same kind."""
+"""Load the images to evaluate a run on."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onelip.training.errors import RunError
+from onelip.core.errors import RunError
 
 if TYPE_CHECKING:
     from onelip.data import ImageData
@@ -16,13 +16,13 @@ def load_run_data(
     other: str | None = None,
     advice: str = "; name them with --data if that is meant",
 ) -> "ImageData":
-    """Load the data of a run, or those that the user named instead.
+    """Load the data of a run, or other data that the user named.
 
     Args:
         config: of the run.
-        root: where to look for named data sets.
-        other: name or path of other data; then only their kind must be the run's.
-        advice: what to do if the run's data have changed.
+        root: directory in which named data sets are searched.
+        other: name or path of other data, of which only image shape and number of classes must be those of the run.
+        advice: what to do if the data of the run have changed.
     """
     from onelip.data import DataNotFound, load_data
 
@@ -31,7 +31,7 @@ def load_run_data(
     except DataNotFound as error:
         if other:
             raise
-        raise RunError(f"the data of the run are not there: {error}") from error  # nothing of it was typed
+        raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
     if other is None and data.fingerprint != config.fingerprint:
         raise RunError(
             f"{data.source}: expected the data of the run (fingerprint {config.fingerprint[:12]}…), got other "

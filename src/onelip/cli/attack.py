@@ -1,4 +1,4 @@
-"""`onelip attack RUN`: look for flips inside the certified balls of a run's test images; one is enough to fail."""
+"""`onelip attack RUN`: try to change certified decisions of a run; one success makes the command fail."""
 
 import json
 import sys
@@ -13,20 +13,19 @@ from onelip.cli._parse import parse
 from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
 from onelip.cli._run_data import load_run_data
-from onelip.training.errors import RecipeError
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from onelip.attack import AttackResult
-    from onelip.attack.claims import Claims
+    from onelip.attacks.result import AttackResult, Claims
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack the float64 program of a run on its test images, inside and outside of the certified balls.
+    """Attack the float64 network of a run on its test images, inside and outside the certified balls.
 
-    Exit code 1 if a single certified image is broken; the counterexamples are then written to a file.
+    The exit code is 1 if a certified decision is changed; the counterexamples are then written to a file.
     """
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -34,29 +33,29 @@ class Attack:
     data_root: Path | None = None
     """Where to look for named data sets; see onelip data."""
     limit: int | None = None
-    """Only so many images, the first ones."""
+    """Attack only the first LIMIT images."""
     start: int = 0
-    """Begin at this image: a long attack can be run in parts, each with --start and --limit."""
+    """Index of the first image: a long attack can be run in parts, each with --start and --limit."""
     certificate: Path | None = None
-    """Take classes and radii from this certificate file; else the images are certified first."""
+    """Read classes and radii from this certificate file; by default the images are certified first."""
     radius: tuple[float, ...] = ()
-    """Radii of the table; those of the paper if none is given."""
+    """Radii of the table; by default those of the paper."""
     steps: int = 20
-    """Gradient steps for each target and each restart."""
+    """Gradient steps for each target class and each restart."""
     restarts: int = 1
-    """Random starts."""
+    """Number of random starts."""
     clip: bool = False
-    """Flips must lie in [0, 1]. Certificates hold outside too, so without it the attack is stronger."""
+    """Require points in [0, 1]. Certificates hold outside too, so the attack is stronger without it."""
     integers: bool = False
-    """Flips must be uint8 images; the certified numbers of pixels are attacked."""
+    """Require uint8 images; the certified sums of squared pixel differences are attacked."""
     foolbox: Literal["FMN", "DeepFool", "DDN", "CarliniWagner"] | None = None
-    """An attack of foolbox instead of our own. Needs onelip[attacks]."""
+    """Use an attack of foolbox instead. Needs pip install 'onelip[attacks]'."""
     seed: int = 0
-    """Of the random starts."""
+    """Seed of the random starts."""
     batch_size: int = 250
-    """Images at a time."""
+    """Number of images at a time."""
     out: Path | None = None
-    """Write all flips here (.npz). Counterexamples to a certificate are written to RUN/counterexamples.npz anyway."""
+    """Write all points found to this .npz file. Counterexamples are always written to RUN/counterexamples.npz."""
     json: bool = False
     """Print JSON."""
 
@@ -66,8 +65,9 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Attack, "attack", arguments)
     _check(command)
 
-    from onelip.attack.claims import certified_claims, read_claims
+    from onelip.attacks.result import Claims, read_claims
     from onelip.certify.margins import PAPER_RADII
+    from onelip.certify.predict import certify
     from onelip.training.build import load_run
 
     loaded = load_run(command.run)
@@ -80,7 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError(f"expected --start below the number of images, {len(data.test_images)}, got {command.start}")
     with StageProgress() as progress:
         if command.certificate is None:
-            claims = certified_claims(network, images, command.batch_size, progress)
+            certified = certify(network, images, batch_size=command.batch_size, progress=progress)
+            claims = Claims(certified.classes, certified.radii, certified.pixels)
         else:
             claims = read_claims(command.certificate, command.run, data.test_images, part)
         found = _attack(command, network, images, claims, progress)
@@ -93,8 +94,8 @@ def run(arguments: Sequence[str]) -> int:
         "attack": f"foolbox {command.foolbox}" if command.foolbox else "onelip",
         "certificate": None if command.certificate is None else str(command.certificate),
         **found.to_json(),
-        "accuracy": int((claims.classes == labels).sum()) / len(labels),
-        "radii": _by_radius(found, claims, labels, command.radius or PAPER_RADII),
+        "accuracy": int((found.classes == labels).sum()) / len(labels),
+        "radii": _by_radius(found, labels, command.radius or PAPER_RADII),
     }
     if command.out is not None:
         found.save(command.out)
@@ -109,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
         _show(results)
     if results["broken"]:
         print(
-            f"onelip attack: {results['broken']} certified images are broken; the certificate is wrong, see "
+            f"onelip attack: {results['broken']} certified decisions were changed; the certificate is wrong, see "
             f"{results['counterexamples_file']}",
             file=sys.stderr,
         )
@@ -131,13 +132,13 @@ def _check(command: Attack) -> None:
     need_file("--certificate", command.certificate)
     need_place("--out", command.out)
     if command.foolbox and command.integers:
-        raise RecipeError("expected --foolbox or --integers, got both; foolbox knows floats only")
+        raise RecipeError("expected --foolbox or --integers, got both; foolbox supports floats only")
 
 
 def _attack(
     command: Attack, network: "nn.Module", images: "Tensor", claims: "Claims", progress: StageProgress
 ) -> "AttackResult":
-    from onelip.attack import find_adversarials, with_foolbox
+    from onelip.attacks import attack, with_foolbox
 
     def report(done: int, total: int) -> None:
         progress(done, total, "attacking images")
@@ -148,11 +149,11 @@ def _attack(
             images,
             claims.classes,
             command.foolbox,
-            claims.radii,
+            radii=claims.radii,
             batch_size=command.batch_size,
             progress=report,
         )
-    return find_adversarials(
+    return attack(
         network,
         images,
         claims.classes,
@@ -168,16 +169,14 @@ def _attack(
     )
 
 
-def _by_radius(
-    found: "AttackResult", claims: "Claims", labels: "Tensor", radii: Sequence[float]
-) -> dict[str, dict[str, float]]:
-    """For each radius: what is certified (a lower bound of robust accuracy), what stood (an upper one), the gap."""
-    from onelip.certify.certification import radius_name
+def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) -> dict[str, dict[str, float]]:
+    """For each radius: certified accuracy (a lower bound of robust accuracy), attacked accuracy (an upper one), gap."""
+    from onelip.certify.margins import radius_name
 
     rows = {}
     for radius in radii:
-        certified, stood = claims.accuracy(labels, radius), found.accuracy(labels, radius)
-        rows[radius_name(radius)] = {"cra": certified, "attacked": stood, "gap": stood - certified}
+        certified, attacked = found.certified_accuracy(labels, radius), found.accuracy(labels, radius)
+        rows[radius_name(radius)] = {"cra": certified, "attacked": attacked, "gap": attacked - certified}
     return rows
 
 

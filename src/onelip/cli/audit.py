@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from onelip.cli._parse import parse
-from onelip.training.errors import RecipeError
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from onelip.bounds.audit import lipschitz
+    from onelip.bounds.audit import audit
     from onelip.nn import Normalize
 
     torch.manual_seed(command.seed)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     example = torch.rand((2, *shape), generator=torch.Generator().manual_seed(command.seed)).to(dtype)
     progress = _Progress()
-    found = lipschitz(
+    found = audit(
         model,
         example,
         normalize=(command.mean, command.std) if command.mean else None,

@@ -13,7 +13,7 @@ from onelip.cli._parse import parse
 from onelip.cli._paths import need_file, need_place
 from onelip.cli._progress import StageProgress
 from onelip.cli._run_data import load_run_data
-from onelip.training.errors import RecipeError, RunError
+from onelip.core.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +101,8 @@ def run(arguments: Sequence[str]) -> int:
             progress=progress,
         )
     written = _write(command, found, images, data)
-    nominal = 1.0 if loaded.lipschitz is None else loaded.lipschitz
+    known = loaded.lipschitz if labels is not None else None  # for the comparison of certified accuracies only
+    nominal = 1.0 if known is None else known
     results = {"run": str(command.run), "finished": loaded.is_finished, "data": data, **found.to_json(nominal=nominal)}
     if command.image is not None:
         results |= _one(found, loaded.config.class_names)
@@ -182,7 +183,7 @@ def _write(command: Certify, found: "Certification", images: "Tensor", source: s
     import numpy as np
 
     from onelip.certify.certificate import WeightFile, make_certificate, save_certificate
-    from onelip.training.files import write_whole
+    from onelip.core.files import write_whole
     from onelip.training.run_directory import RunDirectory
 
     content = None

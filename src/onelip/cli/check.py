@@ -1,4 +1,4 @@
-"""`onelip check CERTIFICATE`: derive everything that a certificate says again, from its weight file."""
+"""`onelip check CERTIFICATE`: check a certificate from its weight file, with the independent checker."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,40 +13,52 @@ from onelip.cli._parse import parse
 
 @dataclass(frozen=True)
 class Check:
-    """Re-check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
+    """Check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
 
-    Exit code 0: accepted, 1: rejected, 2: a file cannot be read, 3: the bounds are accepted, but there were no images
-    to compute the logits from. The same as `python -m onelip.checker`, in words. With --run also, by torch and the
-    rest of onelip: that the program is the network of the run, and images and labels are those of its data.
+    Exit code 0: accepted. 1: rejected, or the estimated work or memory exceeds its limit. 2: a file cannot be read. 3:
+    the bounds are accepted, but there were no images to recompute the logits from. `python -m onelip.checker` does the
+    same and prints JSON. With --run, torch and the rest of onelip also check that the program is the network of the run
+    and that the images and labels are those of its data.
     """
 
     certificate: Annotated[Path, tyro.conf.Positional]
-    """The certificate, as `onelip certify --out` wrote it."""
+    """The certificate, as written by `onelip certify --out`."""
     weights: Path | None = None
-    """The weight file, if it is neither where the certificate says nor beside it."""
+    """The weight file, if it is neither at the path in the certificate nor beside it."""
     config: Path | None = None
     """The configuration, likewise."""
     images: Path | None = None
-    """The .npy file of the images, if it is not where the certificate says: the program is run on them."""
+    """The images (.npy), if they are not at the path in the certificate. The program is run on them."""
     run: Path | None = None
-    """A run: the certificate must be about its network, its weights and its data."""
+    """A run directory: the certificate must belong to its network, weights, configuration and data."""
     data_root: Path | None = None
-    """Where to look for the data of the run; see onelip data."""
+    """Directory of the data of the run; see onelip data."""
+    max_minutes: float | None = None
+    """Limit of the estimated work, in minutes of one core. Default: half a minute, and two minutes for each megabyte of
+    the files, but at most an hour."""
+    max_memory: float = 4.0
+    """Limit of the estimated memory, in gigabytes."""
     json: bool = False
     """Print JSON."""
+    verbose: bool = False
+    """Show every node and every batch of images."""
     quiet: bool = False
-    """Show no progress."""
+    """Do not show the estimate."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, check, show."""
+    """Run the command; returns the exit code."""
     command = parse(Check, "check", arguments)
 
     from onelip.cli._verdict import checked, verdict_text
 
     compare = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
     files = (command.weights, command.config, command.images)
-    verdict, code = checked(command.certificate, *files, quiet=command.quiet)
+    topics = (
+        () if command.quiet else ("certificate", "estimate", "node", "images") if command.verbose else ("estimate",)
+    )
+    limits = {"max_minutes": command.max_minutes, "max_memory": command.max_memory}
+    verdict, code = checked(command.certificate, *files, topics=topics, **limits)
     if compare is not None and code in (0, 3):
         verdict, code = _compared(command, compare, verdict, code)
     print(json.dumps(verdict) if command.json else verdict_text(verdict, code))
@@ -56,20 +68,20 @@ def run(arguments: Sequence[str]) -> int:
 def _compared(
     command: Check, compare: Callable[[dict[str, Any]], str], verdict: dict[str, Any], code: int
 ) -> tuple[dict[str, Any], int]:
-    """The verdict with what the checker cannot know by itself."""
-    from onelip.certify.rounding import ProofError
+    """The verdict, extended by the comparison with a run."""
     from onelip.checker.certificate import ORIGIN
+    from onelip.core.errors import ProofError
 
     try:
-        words = compare(json.loads(command.certificate.read_bytes()))
+        found = compare(json.loads(command.certificate.read_bytes()))
     except ProofError as error:
-        return {"accepted": False, "reason": f"not about {command.run}: {error}"}, 1
+        return {"accepted": False, "reason": f"does not belong to {command.run}: {error}"}, 1
     left = [what for what in verdict["not_checked"] if what != ORIGIN]
-    return {**verdict, "not_checked": left, "run": f"compared with {command.run}: {words}"}, code
+    return {**verdict, "not_checked": left, "run": f"compared with {command.run}: {found}"}, code
 
 
 def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:
-    """From the content of a certificate to what agrees with the run, in words; ProofError if something does not."""
+    """A function that compares the content of a certificate with the run; it returns a summary or raises ProofError."""
     from onelip.certify.origin import check_network, find_images
     from onelip.cli._run_data import load_run_data
     from onelip.training.build import load_run
@@ -82,9 +94,6 @@ def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]],
     def compared(certificate: dict[str, Any]) -> str:
         check_network(certificate, loaded.plain, {"weights": place.plain, "config": place.config})
         split, count = find_images(certificate, parts), len(certificate["results"])
-        network = "its network and weights" if certificate["config"] is None else "its network, weights and config"
-        labelled = any(result["label"] is not None for result in certificate["results"])
-        what = "images, with labels," if labelled else "images"
-        return f"{network}; the {what} are the first {count} of {data.name}, {split}"
+        return f"same network, weights and config; images and labels are the first {count} of {data.name}, {split}"
 
     return compared

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onelip.cli._parse import parse
-from onelip.training.errors import Stopped
-from onelip.training.presets import preset
-from onelip.training.recipe import Recipe
+from onelip.core.errors import Stopped
+from onelip.training.recipe import Recipe, preset
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,12 @@ def run(arguments: Sequence[str]) -> int:
             memory=command.memory,
             retry=command.retry,
             command=again,
+            handle_signals=True,
         )
     except (Stopped, KeyboardInterrupt) as stopped:
         number = stopped.signal_number if isinstance(stopped, Stopped) else 2
         what = str(stopped) or "stopped"
-        print(f"onelip compare: {what}; what is done is kept; go on with\n  {again}", file=sys.stderr)
+        print(f"onelip compare: {what}; finished methods are kept; resume with\n  {again}", file=sys.stderr)
         return 128 + number
     asked = [row for row in record["rows"] if row["method"] in plan.methods]
     worked = [row for row in asked if row["status"] == "done"]
@@ -95,8 +95,8 @@ def run(arguments: Sequence[str]) -> int:
         for table in comparison_tables(record):
             console.print(table)
         for line in failures(record):
-            display.say(line)
-        display.say(f"The comparison is in {out}: index.html to look at, comparison.json with everything.")
+            display.print(line)
+        display.print(f"The comparison is in {out}: index.html to look at, comparison.json with everything.")
     how_many = f"{len(worked)} of {len(asked)} methods worked"
     print(f"onelip compare: {how_many}.", file=sys.stderr)
     return 0 if worked else 1

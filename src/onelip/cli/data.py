@@ -1,4 +1,4 @@
-"""`onelip data`: what data sets are there, where they are looked for, and fetching them. Needs no torch."""
+"""`onelip data`: list the data sets and the searched directories, or download one. Does not import torch."""
 
 import json
 import sys
@@ -11,15 +11,15 @@ import tyro
 from rich.console import Console
 
 from onelip.cli._parse import parse
-from onelip.training._fields import suggestion
-from onelip.training.errors import RecipeError
+from onelip.core.arguments import did_you_mean
+from onelip.core.errors import RecipeError
 
 _HELP = """usage: onelip data [list | fetch NAME] [options]
 
-  list    which data sets there are, and where they lie (the default)
-  fetch   download an official data set; goes on where it stopped, and checks what has come
+  list    list the data sets and where they are (the default)
+  fetch   download an official data set; resumes a partial download and verifies checksums
 
-onelip data list --help and onelip data fetch --help tell more.
+See onelip data list --help and onelip data fetch --help.
 """
 
 
@@ -28,34 +28,34 @@ class List:
     """List the data sets, and where each was found."""
 
     root: Path | None = None
-    """Look only there."""
+    """Search only this directory."""
     json: bool = False
     """Print JSON."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Download an official data set. What stopped goes on; a file takes its name only when its checksum is right."""
+    """Download an official data set. A partial download is resumed; checksums are verified."""
 
     name: Annotated[str, tyro.conf.Positional]
     """One of the names of onelip data list."""
     root: Path | None = None
-    """Where to put it; by default the first place that is searched."""
+    """Directory to write to; by default the first that is searched."""
     url: str | None = None
-    """A folder of another server that has the same files."""
+    """A folder on another server that has the same files."""
     json: bool = False
     """Print JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """List, or fetch."""
+    """List or fetch data sets."""
     if arguments and arguments[0] in ("-h", "--help"):
         print(_HELP, end="")
         return 0
     if arguments and arguments[0] == "fetch":
         return _fetch(parse(Fetch, "data fetch", arguments[1:]))
     if arguments and not arguments[0].startswith("-") and arguments[0] != "list":
-        near = suggestion(arguments[0], ("list", "fetch"))
+        near = did_you_mean(arguments[0], ("list", "fetch"))
         raise RecipeError(f"expected list or fetch, got {arguments[0]!r}{near}")
     return _list(parse(List, "data list", arguments[1:] if arguments[:1] == ["list"] else arguments))
 
@@ -76,9 +76,7 @@ def _list(command: List) -> int:
     for s in status:
         where = s.found or f"not found; onelip data fetch {s.name}"
         print(f"{s.name:<{width}}  {s.title}\n{'':<{width}}  {where}")
-    print(
-        f"\nLooked in {', then '.join(places)}. Own data are named by their path: .npz, or a folder of images by class."
-    )
+    print(f"\nSearched in {', then '.join(places)}. Name your own data by their path: .npz, or a folder of images.")
     return 0
 
 
@@ -88,8 +86,8 @@ def _fetch(command: Fetch) -> int:
     from onelip.data import fetch, list_data
 
     if command.name not in (names := [name for name in list_data() if name != "digits"]):
-        near = suggestion(command.name, names)
-        extra = "; the digits come with the package" if command.name == "digits" else near
+        near = did_you_mean(command.name, names)
+        extra = "; the digits are part of the package" if command.name == "digits" else near
         raise RecipeError(f"expected one of {', '.join(names)} to fetch, got {command.name!r}{extra}")
     if command.url is not None and not command.url.startswith(("http://", "https://")):
         raise RecipeError(f"expected --url to be an http or https address, got {command.url!r}")

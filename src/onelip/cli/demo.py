@@ -1,4 +1,4 @@
-"""`onelip demo`: the whole way on the digits that come with the package, each step a command that can be typed."""
+"""`onelip demo`: train, certify, check and attack on the digits in the package, each step a command of its own."""
 
 import shlex
 import sys
@@ -11,16 +11,16 @@ from onelip.cli._parse import parse
 
 @dataclass(frozen=True)
 class Demo:
-    """Train on handwritten digits, certify the test images, check the certificate, try to break it: about a minute."""
+    """Train on handwritten digits, certify the test images, check the certificate, attack it: about a minute."""
 
     out: Path | None = None
-    """Directory of the run; runs/demo-1 or the next free number if left out."""
+    """Directory of the run; by default runs/demo-1 or the next free number."""
     epochs: int = 35
-    """Fewer are faster, and certify less."""
+    """Number of epochs; fewer are faster and certify less."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one verb after the other; the first that fails ends it."""
+    """Run one command after the other until one fails."""
     command = parse(Demo, "demo", arguments)
 
     from onelip.cli import main
@@ -29,9 +29,9 @@ def run(arguments: Sequence[str]) -> int:
     certificate = out / "certificate.json"
     steps = {
         "Train a 1-Lipschitz network.": ["train", "--out", out, "--epochs", command.epochs],
-        "Prove its constant, certify every test image.": ["certify", out, "--out", certificate],
-        "Check the certificate with a program that shares nothing with the first.": ["check", certificate, "--quiet"],
-        "Try to break what was certified.": ["attack", out, "--certificate", certificate],
+        "Prove its Lipschitz constant and certify every test image.": ["certify", out, "--out", certificate],
+        "Check the certificate with an independent program.": ["check", certificate, "--quiet"],
+        "Attack the certified decisions.": ["attack", out, "--certificate", certificate],
     }
     for number, (what, words) in enumerate(steps.items(), 1):
         typed = [str(word) for word in words]

@@ -1,4 +1,4 @@
-"""`onelip evaluate RUN`: the table of a run, again and per class, from the weights that it stored."""
+"""`onelip evaluate RUN`: the table of a run, per class, from the stored weights."""
 
 import json
 import shlex
@@ -17,23 +17,24 @@ from onelip.cli._run_data import load_run_data
 class Evaluate:
     """Accuracy and certified robust accuracy on the test images.
 
-    The baked network runs in float32; its Lipschitz constant is the one by construction, in real arithmetic.
+    The baked network runs in float32. Its Lipschitz constant is that of its construction, or a bound of the stored
+    weights, in real arithmetic.
     """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Directory of a run."""
     data: str | None = None
-    """Other data than the run's, by name or path; its classes must be the same in number."""
+    """Other data than those of the run, by name or path, with the same number of classes."""
     data_root: Path | None = None
-    """Where to look for named data sets; see onelip data."""
+    """Directory of named data sets; see onelip data."""
     device: str = "cpu"
-    """Where to compute."""
+    """Device to compute on."""
     json: bool = False
     """Print JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, evaluate, show."""
+    """Parse, evaluate, print the table."""
     command = parse(Evaluate, "evaluate", arguments)
 
     from rich.console import Console
@@ -42,14 +43,15 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.build import load_run
     from onelip.training.display import results_table
     from onelip.training.distributed import find_device
-    from onelip.training.evaluation import evaluate_with
+    from onelip.training.evaluation import evaluate
 
     loaded = load_run(command.run)
     config = loaded.config
     data = load_run_data(config, command.data_root, command.data)
     loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
+    constants = loaded.constants  # on the CPU
     plain = loaded.plain.to(find_device(command.device))
-    found = evaluate_with(loaded.constants, plain, data.test_images, data.test_labels, loss)
+    found = evaluate(plain, data.test_images, data.test_labels, constants, loss=loss)
     results = {
         "run": str(command.run),
         "finished": loaded.is_finished,
@@ -63,10 +65,10 @@ def run(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(results_table(results, per_class=True))
     if not loaded.is_finished:
-        print("The run is not finished: these are the weights of its last checkpoint.")
+        print("The run is not finished; these are the weights of its last checkpoint.")
     if found.lipschitz is None:
-        print("No CRA: nobody vouches for a Lipschitz constant of this network.")
+        print("No CRA: no Lipschitz constant is proved for this network.")
     else:
-        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}; rounding is not in it.")
-        print(f"Radii that hold for the program as it runs: onelip certify {shlex.quote(str(command.run))}")
+        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}; without rounding errors.")
+        print(f"Radii that include rounding errors: onelip certify {shlex.quote(str(command.run))}")
     return 0

@@ -1,4 +1,4 @@
-"""`onelip export RUN`: the trained network as plain weights, as ONNX, or as a directory for a hub."""
+"""`onelip export RUN`: write a trained network as plain weights, as ONNX, or as a directory for a hub."""
 
 import json
 import sys
@@ -15,37 +15,38 @@ from onelip.cli._paths import need_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from onelip.export.source import Source
+    from onelip.export.hub import Source
 
 
 @dataclass(frozen=True)
 class Export:
-    """Ship a trained network.
+    """Export a trained network.
 
-    safetensors: the plain torch state dict, and the config beside it. onnx: one file, any batch size, compared with
-    torch in ONNX Runtime before it is written. hub: a directory for onelip.from_pretrained and the Hugging Face hub.
+    safetensors: the state dict of the plain torch network, and its config. onnx: one file, any batch size, compared
+    with torch in ONNX Runtime before it is written. hub: a directory for onelip.from_pretrained and the Hugging Face
+    hub.
     """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Directory of a finished run."""
     format: Literal["safetensors", "onnx", "hub"] = "safetensors"
-    """Kind of export."""
+    """File format."""
     out: Path | None = None
-    """What to write: a file .safetensors or .onnx, or a directory (hub); in RUN/export if not given."""
+    """File (.safetensors, .onnx) or directory (hub) to write; by default in RUN/export."""
     dtype: Literal["float32", "float64"] | None = None
-    """Type of the numbers. ONNX: float64 with a certificate, which speaks about the float64 program, else float32."""
+    """Type of the numbers. Default for ONNX: float64 with a certificate, which holds for float64 only, else float32."""
     certificate: Path | None = None
-    """A certificate of this run (onelip certify --out); copied along after a look at its hashes."""
+    """A certificate of this run (onelip certify --out) to copy; its hashes are checked."""
     uint8_input: bool = False
-    """ONNX: take uint8 images, and divide by 255 inside."""
+    """ONNX: take uint8 images and divide by 255 inside."""
     force: bool = False
-    """Overwrite what is there."""
+    """Overwrite existing files."""
     json: bool = False
     """Print JSON."""
 
     @property
     def place(self) -> Path:
-        """Where it goes."""
+        """Path of the export."""
         name = "hub" if self.format == "hub" else f"model.{self.format}"
         return self.out or self.run / "export" / name
 
@@ -53,12 +54,12 @@ class Export:
 def run(arguments: Sequence[str]) -> int:
     """Parse, export, show."""
     command = parse(Export, "export", arguments)
-    if senseless := _contradiction(command):
-        print(f"onelip export: {senseless}", file=sys.stderr)
+    if message := _contradiction(command):
+        print(f"onelip export: {message}", file=sys.stderr)
         return 2
     need_file("--certificate", command.certificate)
 
-    from onelip.export.source import read_source
+    from onelip.export.hub import read_source
 
     if command.format == "hub":
         written = _hub(command)
@@ -76,21 +77,21 @@ def run(arguments: Sequence[str]) -> int:
             f"({written['source']}); up to {written['bound']:.1e} is rounding."
         )
     if command.format == "onnx" and written["dtype"] == "float32":
-        print("It computes in float32: certificates speak about the float64 program (--dtype float64).")
+        print("The file computes in float32; certificates hold for float64 only (--dtype float64).")
     return 0
 
 
 def _contradiction(command: Export) -> str | None:
-    """What makes no sense in the flags, whatever the run is."""
+    """A message about flags that exclude each other, or None."""
     suffix = {"safetensors": ".safetensors", "onnx": ".onnx"}.get(command.format)
     if suffix and command.place.suffix != suffix:
         return f"expected --out to end in {suffix} for this --format, got {command.place.name!r}"
     if command.uint8_input and command.format != "onnx":
-        return f"expected --uint8-input with --format onnx, got {command.format}; other formats hold weights only"
+        return f"--uint8-input needs --format onnx, got {command.format}; other formats contain weights only"
     if command.dtype and command.format == "hub":
-        return "expected no --dtype with --format hub, got one; the weights are kept as the run has them"
+        return "expected no --dtype with --format hub, which keeps the weights of the run; remove it"
     if command.certificate and command.format == "onnx" and command.dtype == "float32":
-        return "expected float64 with a certificate, which speaks about that program, got float32; leave --dtype out"
+        return "expected float64 with a certificate, which holds for float64 only, got float32; remove --dtype"
     return None
 
 
@@ -108,69 +109,63 @@ def _hub(command: Export) -> dict[str, Any]:
 def _safetensors(command: Export, source: "Source") -> dict[str, Any]:
     import torch
 
-    from onelip.export.certificates import read_certificate
-    from onelip.export.errors import ExportError
-    from onelip.export.places import place
+    from onelip.export.files import ExportError, write_files
     from onelip.export.plain import plain_bytes
 
     stored = str(next(source.plain.parameters()).dtype).removeprefix("torch.")
     dtype = command.dtype or stored
-    content = source.weights  # the bytes as they are, so that a certificate for their hash is one for the copy
+    content = source.weights  # byte for byte, so that a certificate for their hash is one for the copy
     if dtype != stored:
         if command.certificate:
             raise ExportError(
-                f"expected the weights as the run has them ({stored}) with a certificate, which knows them by their "
-                f"hash, got --dtype {dtype}; leave it out (float64 from float32 is exact)"
+                f"a certificate names the stored weights ({stored}) by their hash, which --dtype {dtype} would change; "
+                "remove --dtype (float64 from float32 is exact)"
             )
-        facts = {"weights_sha256": source.weights_sha256}
-        content = plain_bytes(source.plain.to(getattr(torch, dtype)), facts)
+        content = plain_bytes(source.plain.to(getattr(torch, dtype)), {"weights_sha256": source.weights_sha256})
     files = [(_beside(command.place, "config.json"), source.config_bytes)]
-    if command.certificate:
-        raw, _ = read_certificate(command.certificate, source.weights_sha256, source.config_sha256)
-        files.append((_beside(command.place, "cert.json"), raw))
+    files += _certificate(command, source)
     files.append((command.place, content))
-    place(files, force=command.force)
+    write_files(files, force=command.force)
     return {"files": [str(path) for path, _ in files], "dtype": dtype}
 
 
 def _onnx(command: Export, source: "Source") -> dict[str, Any]:
     import torch
 
-    from onelip.export.certificates import read_certificate
-    from onelip.export.onnx import make_onnx
-    from onelip.export.places import check_free, place
+    from onelip.export.onnx import export_onnx
 
-    files: list[tuple[Path, bytes]] = []
-    if command.certificate:
-        raw, _ = read_certificate(command.certificate, source.weights_sha256, source.config_sha256)
-        # What the certificate is about goes along, so that whoever gets the files can check it.
-        files = [
-            (_beside(command.place, "cert.json"), raw),
-            (_beside(command.place, "safetensors"), source.weights),
-            (_beside(command.place, "config.json"), source.config_bytes),
-        ]
-    check_free([path for path, _ in files], force=command.force)
-    dtype = command.dtype or ("float64" if command.certificate else "float32")
+    files = _certificate(command, source)
+    if files:  # with the files that the certificate is about, so that it can be checked elsewhere
+        files.append((_beside(command.place, "safetensors"), source.weights))
+        files.append((_beside(command.place, "config.json"), source.config_bytes))
     images = _test_images(source)
-    content, report = make_onnx(
+    report = export_onnx(
         source.plain,
         command.place,
         source.config.shape,
-        dtype=getattr(torch, dtype),
+        dtype=getattr(torch, command.dtype or ("float64" if command.certificate else "float32")),
         uint8_input=command.uint8_input,
         class_names=source.config.class_names,
-        facts={"weights_sha256": source.weights_sha256, "model": source.config.recipe.model},
+        metadata={"weights_sha256": source.weights_sha256, "model": source.config.recipe.model},
         images=images,
+        beside=files,
         force=command.force,
     )
-    files.append((command.place, content))
-    place(files, force=command.force)
-    told = "random" if images is None else f"test images of {source.config.data_name}"
-    return {"files": [str(path) for path, _ in files], **report.to_json(), "source": told}
+    compared = "random images" if images is None else f"test images of {source.config.data_name}"
+    return {"files": [*(str(path) for path, _ in files), str(command.place)], **report.to_json(), "source": compared}
+
+
+def _certificate(command: Export, source: "Source") -> list[tuple[Path, bytes]]:
+    from onelip.export.files import read_certificate
+
+    if command.certificate is None:
+        return []
+    raw, _ = read_certificate(command.certificate, source.weights_sha256, source.config_sha256)
+    return [(_beside(command.place, "cert.json"), raw)]
 
 
 def _test_images(source: "Source", count: int = 64) -> "Tensor | None":
-    """Some real images to compare on, if the data are on this machine."""
+    """Test images to compare on, if the data are on this machine."""
     from onelip.data import DataError, load_data
 
     try:

@@ -1,20 +1,20 @@
-"""`onelip methods`: the list of methods; `onelip methods NAME`: everything about one."""
+"""`onelip methods`: the list of methods; `onelip methods NAME`: a description of one."""
 
 import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from onelip.cli._columns import described, listing, output_width
 from onelip.cli._parse import parse
-from onelip.training._fields import suggestion
-from onelip.training.errors import RecipeError
+from onelip.core.arguments import did_you_mean
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from onelip.methods._method import Method
+    from onelip.methods.method import Method
 
 _GUARANTEES = {
     "proved": "for every parameter, in real arithmetic",
@@ -35,7 +35,7 @@ _RADII = {
 
 @dataclass(frozen=True)
 class Methods:
-    """List the methods that --method takes, with what is guaranteed of each; or tell everything about one."""
+    """List the methods that --method takes, with their guarantees; or describe one of them."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
     """One method."""
@@ -47,31 +47,44 @@ def run(arguments: Sequence[str]) -> int:
     """Parse and list."""
     command = parse(Methods, "methods", arguments)
 
-    from onelip.methods._about import about
-    from onelip.methods._registry import METHODS
-    from onelip.methods._table import served_layers
+    from onelip.methods.registry import METHODS
+    from onelip.methods.table import served_layers
 
     if command.name is not None:
         if command.name not in METHODS:
-            near = suggestion(command.name, METHODS)
-            raise RecipeError(f"expected a method of {', '.join(sorted(METHODS))}, got {command.name!r}{near}")
+            near = did_you_mean(command.name, METHODS)
+            raise RecipeError(f"unknown method {command.name!r}; known: {', '.join(sorted(METHODS))}{near}")
         method = METHODS[command.name]
-        print(json.dumps(about(method)) if command.json else _tell(method))
+        print(json.dumps(_about(method)) if command.json else _describe(method))
         return 0
     if command.json:
-        print(json.dumps([about(method) for method in METHODS.values()]))
+        print(json.dumps([_about(method) for method in METHODS.values()]))
         return 0
     rows = [(m.name, m.guarantee, m.mechanism, served_layers(m), m.title) for m in METHODS.values()]
     width = output_width()
     print(listing(("name", "guarantee", "acts as", "layers", "method"), rows, 2, width))
     print(f"\nGuarantee:\n{described(_GUARANTEES.items(), width)}")
-    print("\nMore of one, with its options and its paper: onelip methods NAME")
+    print("\nOptions and paper of a method: onelip methods NAME")
     return 0
 
 
-def _tell(method: "Method") -> str:
-    from onelip.methods._about import citation_of, options_of
-    from onelip.methods._table import FOOTNOTES, served_layers
+def _about(method: "Method") -> dict[str, Any]:
+    from onelip.methods.about import about
+
+    return about(method) | {"loss_options": _loss_options(method)}
+
+
+def _loss_options(method: "Method") -> dict[str, Any]:
+    from onelip.losses import loss_options
+
+    return {} if method.loss is None else {**loss_options(method.loss), **method.loss_options}
+
+
+def _describe(method: "Method") -> str:
+    from onelip.core.docstrings import arguments_in
+    from onelip.losses import find_loss
+    from onelip.methods.about import citation_of, options_of
+    from onelip.methods.table import FOOTNOTES, served_layers
 
     width = output_width()
     row = method.paper
@@ -83,27 +96,34 @@ def _tell(method: "Method") -> str:
         ("layers", served_layers(method) + ("; replaced by modules of its own" if method.replaces else "")),
         ("image size", "must be known when the network is made" if method.needs_input_size else ""),
         ("train = eval", "yes" if method.train_equals_eval else "no; evaluation computes the sound function"),
+        ("loss", method.loss or ""),
         ("radii by", _RADII[method.certificate]),
-        ("hyperparameters", ", ".join(f"{key} {_spoken(value)}" for key, value in method.hyperparameters.items())),
+        ("hyperparameters", ", ".join(f"{key} {_format(value)}" for key, value in method.hyperparameters.items())),
         ("note", method.note),
         ("paper's table", f"{marks} (efficiency, formal guarantee, generality, modularity)" if marks else ""),
         ("", notes),
         ("paper", citation_of(method)),
     ]
-    options = [(f"{o.name}={_spoken(o.default)}", o.text) for o in options_of(method)]
+    options = [(f"{o.name}={_format(o.default)}", o.text) for o in options_of(method)]
+    loss = []
+    if method.loss is not None:
+        texts = arguments_in(find_loss(method.loss))
+        listed = [(f"{name}={_format(value)}", texts[name]) for name, value in _loss_options(method).items()]
+        loss = [f"--loss-options, with the defaults:\n{described(listed, width)}"]
     parts = [
         "\n".join(textwrap.wrap(f"{method.name}: {method.title}", width)),
         described(facts, width),
         f"--method-options, with the defaults:\n{described(options, width)}",
+        *loss,
         f'onelip train --method {method.name}\nonelip.constrain(model, "{method.name}")',
     ]
     return "\n\n".join(parts)
 
 
-def _spoken(value: object) -> str:
-    """As --method-options and flags take it."""
+def _format(value: object) -> str:
+    """A value as --method-options and other options take it."""
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return " ".join(map(_spoken, value))
+        return " ".join(map(_format, value))
     return value if isinstance(value, str) else json.dumps(value)

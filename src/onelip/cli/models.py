@@ -1,4 +1,4 @@
-"""`onelip models`: the architectures by name; `onelip models NAME`: everything about one."""
+"""`onelip models`: list the architectures; `onelip models NAME`: describe one."""
 
 import json
 import textwrap
@@ -10,21 +10,21 @@ import tyro
 
 from onelip.cli._columns import described, listing, output_width
 from onelip.cli._parse import parse
-from onelip.training._fields import suggestion
-from onelip.training.errors import RecipeError
+from onelip.core.arguments import did_you_mean
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from onelip.models._about import ModelDescription
+    from onelip.models import ModelDescription
 
 
 @dataclass(frozen=True)
 class Models:
-    """List the architectures that --model takes; or tell everything about one."""
+    """List the architectures that --model takes, or describe one."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """One model."""
+    """Model to describe."""
     filter: str = "*"
-    """Only names that match; * stands for anything."""
+    """Only names that match this pattern; * matches anything."""
     json: bool = False
     """Print JSON: a list of names, or an object for one model."""
 
@@ -33,15 +33,14 @@ def run(arguments: Sequence[str]) -> int:
     """Parse and list."""
     command = parse(Models, "models", arguments)
 
-    from onelip.models import list_models
-    from onelip.models._about import describe_model
+    from onelip.models import describe_model, list_models
 
     if command.name is not None:
         if command.name not in list_models():
-            near = suggestion(command.name, list_models())
+            near = did_you_mean(command.name, list_models())
             raise RecipeError(f"expected a model of {', '.join(list_models())}, got {command.name!r}{near}")
         found = describe_model(command.name)
-        print(json.dumps(asdict(found)) if command.json else _tell(found))
+        print(json.dumps(asdict(found)) if command.json else _describe(found))
         return 0
     names = list_models(command.filter)
     if command.json:
@@ -51,30 +50,30 @@ def run(arguments: Sequence[str]) -> int:
     else:
         rows = [(m.name, _options(m), m.title) for m in map(describe_model, names)]
         print(listing(("name", "options", "what it is"), rows, 1, output_width()))
-        print("\nMore of one, with its layers and what its options mean: onelip models NAME")
+        print("\nLayers and options of one model: onelip models NAME")
     return 0
 
 
 def _options(model: "ModelDescription") -> str:
-    return " ".join(f"{name}={_spoken(value)}" for name, value in model.options.items())
+    return " ".join(f"{name}={_format(value)}" for name, value in model.options.items())
 
 
-def _spoken(value: object) -> str:
+def _format(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _tell(model: "ModelDescription") -> str:
+def _describe(model: "ModelDescription") -> str:
     width = output_width()
-    # Tables are indented and stay as they are.
+    # Tables are indented and not wrapped.
     layers = [
         part if part.startswith(" ") else "\n".join(textwrap.wrap(part, min(width, 120), break_long_words=False))
         for part in model.layers.split("\n\n")
     ]
-    options = [(f"{name}={_spoken(value)}", model.texts.get(name, "-")) for name, value in model.options.items()]
+    options = [(f"{name}={_format(value)}", model.texts.get(name, "-")) for name, value in model.options.items()]
     parts = [
         f"{model.name}: {model.title}",
         *filter(None, layers),
-        f"method: {model.method or 'none'}, unless another is named",
+        f"default method: {model.method or 'none'}",
         f"--model-options, with the defaults:\n{described(options, width)}" if options else "",
         f'onelip train --model {model.name}\nonelip.create_model("{model.name}")',
     ]

@@ -6,33 +6,14 @@
 Names are loaded when they are first used: plans need no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.compare.page import render_page
-    from onelip.compare.plan import Budget, Plan
-    from onelip.compare.run import compare
-    from onelip.compare.table import comparison_tables
+    from onelip.compare.page import render_page as render_page
+    from onelip.compare.plan import Budget as Budget, Plan as Plan
+    from onelip.compare.run import compare as compare
+    from onelip.compare.table import comparison_tables as comparison_tables
 
-_WHERE = {
-    "Budget": "plan",
-    "Plan": "plan",
-    "compare": "run",
-    "comparison_tables": "table",
-    "render_page": "page",
-}
-
-__all__ = ["Budget", "Plan", "compare", "comparison_tables", "render_page"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'onelip.compare' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"onelip.compare.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

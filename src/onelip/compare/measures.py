@@ -12,11 +12,11 @@ from torch import nn
 from onelip.compare.memory import peak_mebibytes
 from onelip.compare.spectrum import spectrum_of_network
 from onelip.compare.stepping import interleaved, step_times
+from onelip.core.bake import bake
+from onelip.core.errors import RunError, Stopped
 from onelip.data import ImageData, to_float
-from onelip.export import bake
 from onelip.training.build import build_model, set_layout
 from onelip.training.distributed import find_device, use_threads
-from onelip.training.errors import RunError, Stopped
 from onelip.training.evaluation import is_channels_last
 from onelip.training.recipe import Recipe
 
@@ -99,9 +99,9 @@ def memory_ratio(recipe: Recipe, data: ImageData, twins_memory: float | None) ->
 
 def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
     """The audit's bound for the stored weights, whatever the method states; None where nobody vouches, by name."""
-    from onelip.bounds.audit import lipschitz
+    from onelip.bounds.audit import audit
 
-    found = lipschitz(plain, to_float(data.test_images[:2]), lower=False, effort="high")
+    found = audit(plain, to_float(data.test_images[:2]), lower=False, effort="high")
     why = None if found.upper is not None else "; ".join(found.not_vouched)
     return {"proved": found.upper, "why": why}
 
@@ -122,7 +122,7 @@ def _not_taken(why: str) -> dict[str, Any]:
 def reason(error: Exception) -> str:
     """An error in a line; our own and the machine's say enough by themselves, others are named.
 
-    Example:
+    Examples:
         >>> reason(KeyError("weight"))
         "KeyError: 'weight'"
     """

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onelip.training.errors import RunError
+from onelip.core.errors import RunError
 from onelip.training.recipe import Recipe
 
 _STATUS, _FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -11,10 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Self
 
-from onelip.training._fields import suggestion
-from onelip.training.errors import RecipeError
-from onelip.training.presets import with_method
-from onelip.training.recipe import MACHINE_FIELDS, Recipe
+from onelip.core.arguments import did_you_mean
+from onelip.core.errors import RecipeError
+from onelip.training.recipe import MACHINE_FIELDS, Recipe, with_method
 
 PLAIN = "none"  # torch layers without a method: what times are relative to, and a row if it is asked for
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -34,7 +33,7 @@ class Budget:
     def parse(cls, text: str) -> Self:
         """Read 20ep, 90s, 10m, 1h30m.
 
-        Example:
+        Examples:
             >>> Budget.parse("20ep").epochs, Budget.parse("1h30m").seconds
             (20, 5400.0)
         """
@@ -76,11 +75,11 @@ class Plan:
             budget: see `Budget.parse`.
             recipe: the preset, with model, data and seed.
 
-        Example:
+        Examples:
             >>> Plan.make("aol,bcop", budget="3ep", recipe=Recipe()).recipe_for("bcop", 3).method
             'bcop'
         """
-        shared = recipe.replace(method="default", method_options=(), epochs=1)
+        shared = recipe.replace(method="default", method_options=(), loss="default", loss_options=(), epochs=1)
         return cls(choose_methods(methods), shared, Budget.parse(budget))
 
     def recipe_for(self, method: str, epochs: int) -> Recipe:
@@ -116,11 +115,11 @@ class Plan:
 def choose_methods(text: str) -> tuple[str, ...]:
     """Names of methods from "aol,bcop" or "all"; in the order given, each once.
 
-    Example:
+    Examples:
         >>> choose_methods("bcop, aol,aol")
         ('bcop', 'aol')
     """
-    from onelip.methods._registry import METHODS  # only now: the registry imports torch
+    from onelip.methods.registry import METHODS
 
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     if names == ["all"]:
@@ -129,7 +128,7 @@ def choose_methods(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise RecipeError(
-                f"expected methods of {', '.join(sorted(known))}, or all, got {name!r}{suggestion(name, known)}"
+                f"expected methods of {', '.join(sorted(known))}, or all, got {name!r}{did_you_mean(name, known)}"
             )
     if not names:
         raise RecipeError(f"expected methods such as aol,bcop, or all, got {text!r}")

@@ -11,6 +11,7 @@ fails is a row that says why, and the rest goes on.
 import platform
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from onelip.compare.memory import peak_mebibytes
 from onelip.compare.page import render_page
 from onelip.compare.plan import PLAIN, Plan
 from onelip.compare.stepping import epochs_within
+from onelip.core.errors import RecipeError, RunError, Stopped
+from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
-from onelip.methods._registry import METHODS
+from onelip.methods.registry import METHODS
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
-from onelip.training.errors import RecipeError, RunError, Stopped
-from onelip.training.files import read_json, write_json, write_whole
-from onelip.training.lock import locked
-from onelip.training.loop import train
+from onelip.training.distributed import stop_on_signals
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config, read_log
+from onelip.training.trainer import train
 
 FORMAT = "onelip comparison 1"
 
@@ -46,6 +47,7 @@ def compare(
     memory: bool = True,
     retry: bool = False,
     command: str | None = None,
+    handle_signals: bool = False,
 ) -> dict[str, Any]:
     """Train and measure the methods of a plan; returns what comparison.json holds.
 
@@ -58,9 +60,10 @@ def compare(
         memory: measure the peak of memory, in processes of their own.
         retry: try those that failed before again.
         command: what to put down as the command; that of the process if not given.
+        handle_signals: on SIGINT and SIGTERM, save the training in progress and stop.
 
     Raises:
-        Stopped: after SIGINT or SIGTERM in a training; it goes on by the same command.
+        Stopped: after SIGINT or SIGTERM in a training, with `handle_signals`; the same command resumes it.
         RecipeError: if the plan makes no sense for any method, or the directory holds something else.
     """
     out, shown = Path(out), display or Display(None)
@@ -74,9 +77,9 @@ def compare(
             title = f"[{number}/{len(plan.methods)}] {method}"
             before = _find(record, method)
             if before is not None and (before["status"] == "done" or not retry):
-                shown.say(f"{title}: {_told_again(before)}")
+                shown.print(f"{title}: {_told_again(before)}")
                 continue
-            _replace(record, _row(plan, method, out, data, record, memory, shown, title))
+            _replace(record, _row(plan, method, out, data, record, memory, shown, title, handle_signals))
             _write(out, record)
     return record
 
@@ -90,6 +93,7 @@ def _row(
     memory: bool,
     display: Display,
     title: str,
+    handle_signals: bool,
 ) -> dict[str, Any]:
     run = RunDirectory(out / method)
     known = METHODS.get(method)
@@ -101,7 +105,7 @@ def _row(
     }
     try:
         recipe = _decide_recipe(plan, method, run, data, display, title)
-        results = _results(recipe, run, data, display)
+        results = _results(recipe, run, data, display, handle_signals)
         loaded = load_run(run.path)
         if memory and "plain_mebibytes" not in record:
             record["plain_mebibytes"] = _twins_memory(plan, data)
@@ -113,13 +117,13 @@ def _row(
             data,
             twins_memory=record.get("plain_mebibytes"),
             memory=memory,
-            say=lambda line: display.say(f"{title}: {line}"),
+            say=lambda line: display.print(f"{title}: {line}"),
         )
     except Stopped:
         raise
     except Exception as error:  # refusal, divergence, a full disk, a mistake of ours: the rest goes on
         why = reason(error)
-        display.say(f"{title}: FAILED: {why}")
+        display.print(f"{title}: FAILED: {why}")
         return {**head, "status": "failed", "why": why}
     log = read_log(run)
     return {
@@ -141,22 +145,25 @@ def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, 
     if run.config.exists():
         kept = read_config(run).recipe
         wanted = plan.recipe_for(method, kept.epochs if epochs is None else epochs)
-        wanted.check_continues(kept)
-        display.say(f"{title}: {kept.epochs} epochs, begun before")
+        wanted.check_resumes(kept)
+        display.print(f"{title}: {kept.epochs} epochs, begun before")
         return wanted
     wanted = plan.recipe_for(method, epochs or 1)
     if epochs is None:
         assert plan.budget.seconds is not None
-        display.say(f"{title}: measuring how many epochs fit into {plan.budget.text}")
+        display.print(f"{title}: measuring how many epochs fit into {plan.budget.text}")
         wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
-    display.say(f"{title}: {wanted.epochs} epochs")
+    display.print(f"{title}: {wanted.epochs} epochs")
     return wanted
 
 
-def _results(recipe: Recipe, run: RunDirectory, data: ImageData, display: Display) -> dict[str, Any]:
+def _results(
+    recipe: Recipe, run: RunDirectory, data: ImageData, display: Display, handle_signals: bool
+) -> dict[str, Any]:
     if run.results.exists():  # written last: the run has ended
         return read_json(run.results)
-    return train(recipe, run.path, resume=run.config.exists(), data=data, display=display)
+    with stop_on_signals() if handle_signals else nullcontext() as stop:
+        return train(recipe, run.path, resume=run.config.exists(), data=data, display=display, stop=stop)
 
 
 def _twins_memory(plan: Plan, data: ImageData) -> float | None:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer, geometry_of
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 
 _ENTRIES = 2**21  # of a Jacobian that is written out: 1448 x 1448
 _DENSE_SIDE = 4096
@@ -47,7 +48,7 @@ class Spectrum:
 def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
     """Largest, smallest, mean, mean |s - 1|, quantiles and histogram of values with shares.
 
-    Example:
+    Examples:
         >>> found = summarise(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.5]))
         >>> found["largest"], found["mean"], found["mean_distance_from_1"]
         (1.0, 0.75, 0.25)
@@ -77,7 +78,7 @@ def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
         plain: the baked network; it is left as it is.
         images: (N, C, H, W) float; the first is the point at which layers that are not linear are differentiated.
 
-    Example:
+    Examples:
         >>> layer = nn.Linear(4, 4)
         >>> _ = nn.init.eye_(layer.weight)
         >>> spectrum_of_network(nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2))["mean_distance_from_1"]

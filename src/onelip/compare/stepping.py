@@ -8,20 +8,19 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onelip.data import ImageData, batches, validation_split
-from onelip.training.build import build_model, make_augmentation, set_layout
+from onelip.core.errors import RunError
+from onelip.core.images import to_float
+from onelip.data import Batches, ImageData, validation_split
+from onelip.training.build import build_model, make_augmentation
 from onelip.training.distributed import find_device, use_threads
-from onelip.training.errors import RunError
-from onelip.training.objective import Objective
-from onelip.training.optimizer import make_optimizer
 from onelip.training.recipe import Recipe
+from onelip.training.trainer import Learner
 
 Step = Callable[[Tensor, Tensor], None]
 
@@ -35,27 +34,13 @@ def training_step(recipe: Recipe, num_classes: int, shape: tuple[int, int, int])
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, num_classes, shape).to(device).train()
-    layout = set_layout(model, recipe)
-    optimizer = make_optimizer(model, recipe.replace(lr=recipe.lr * 1e-3))
-    objective = Objective(recipe, model)
+    learner = Learner(recipe, model)
 
     def step(images: Tensor, labels: Tensor) -> None:
-        precision = torch.autocast(device.type, torch.bfloat16) if recipe.bf16 else nullcontext()
-        loss = objective(
-            model,
-            images.to(device).contiguous(memory_format=layout),
-            labels.to(device),
-            batch_size=len(labels),
-            progress=0.5,
-            precision=precision,
+        loss = learner.step(
+            images.to(device), labels.to(device), batch_size=len(labels), progress=0.5, lr=recipe.lr * 1e-3
         )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if recipe.gradient_clip:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.gradient_clip)
-        optimizer.step()
-        objective.after_step()
-        float(loss.detach())  # as the loop does; waits for a GPU
+        float(loss)  # as the trainer does; waits for a GPU
 
     return step
 
@@ -80,7 +65,7 @@ class Timing:
 def interleaved(candidate: Callable[[], object], reference: Callable[[], object], seconds: float = 3.0) -> Timing:
     """Time two functions in turn, in alternating order, for about so long: 5 to 50 rounds after two that do not count.
 
-    Example:
+    Examples:
         >>> timing = interleaved(lambda: sum(range(20000)), lambda: sum(range(20000)), seconds=0.0)
         >>> 0 < timing.to_json()["ratio"] < 100, len(timing.seconds)
         (True, 5)
@@ -103,7 +88,7 @@ def interleaved(candidate: Callable[[], object], reference: Callable[[], object]
 
 def step_times(recipe: Recipe, plain: Recipe, data: ImageData, seconds: float = 3.0) -> dict[str, Any]:
     """A step of the recipe against one of its plain twin, on the same batch, which is in place already."""
-    images = data.train_images[: recipe.batch_size].float() / 255
+    images = to_float(data.train_images[: recipe.batch_size])
     labels = data.train_labels[: recipe.batch_size]
     with use_threads(recipe.threads):
         ours, theirs = (training_step(r, data.num_classes, data.shape) for r in (recipe, plain))
@@ -120,7 +105,7 @@ def epochs_within(budget: float, recipe: Recipe, data: ImageData) -> int:
         RunError: if not even one does.
     """
     used = validation_split(data, recipe.validation) if recipe.validation else data
-    loader = batches(
+    loader = Batches(
         used.train_images,
         used.train_labels,
         recipe.batch_size,

@@ -110,7 +110,7 @@ def failures(record: dict[str, Any]) -> list[str]:
 def rounded_up(value: float) -> str:
     """Six digits, rounded up: what is printed is a bound, too.
 
-    Example:
+    Examples:
         >>> rounded_up(1.0), rounded_up(1.0000000001), rounded_up(1234567.0)
         ('1', '1.00001', '1.23457e+6')
     """
@@ -121,7 +121,7 @@ def rounded_up(value: float) -> str:
 
 
 def _basis(mode: str) -> int | None:
-    """The number in _BASES of what an evaluation says of itself (`onelip.training.constants`)."""
+    """The number in _BASES of what an evaluation says of itself (`onelip.training.evaluation`)."""
     return 2 if "pair" in mode else 1 if "stored weights" in mode else 0 if "construction" in mode else None
 
 

@@ -1,31 +1,31 @@
-"""A directory that the Hugging Face hub can hold: config.json, model.safetensors, README.md, certificate.json.
+"""Directories for the Hugging Face hub: config.json, model.safetensors, README.md, certificate.json.
 
-    from_pretrained(save_pretrained(run)) has the logits of the run's plain network, bit for bit.
-
-The config is the run's config.json, read against its schema: the architecture is a name of `onelip.list_models`, never
-the path of a class. A directory needs no package besides; the name of a repository needs `pip install 'onelip[hub]'`.
+The config is the config.json of the run, checked against its schema: the architecture is a name of
+`onelip.list_models`, never the path of a class.
 """
 
+import hashlib
 import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from onelip.export._bake import bake
-from onelip.export.card import model_card
-from onelip.export.certificates import read_certificate
-from onelip.export.errors import ExportError, ExportTaken
-from onelip.export.places import make_folder, place
+from onelip._summary import summary
+from onelip._version import __version__
+from onelip.core.bake import bake
+from onelip.core.errors import RecipeError, RunError
+from onelip.core.files import disk_error
+from onelip.export.files import ExportError, ExportTaken, make_folder, read_certificate, write_files
 from onelip.export.plain import plain_bytes, read_plain
-from onelip.export.source import Source, read_source
-from onelip.training.build import build_model, set_layout
-from onelip.training.errors import RecipeError, RunError
-from onelip.training.files import disk_error
+from onelip.training.build import build_model, load_run, set_layout
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
 CONFIG, WEIGHTS, CARD, CERTIFICATE = "config.json", "model.safetensors", "README.md", "certificate.json"
@@ -34,11 +34,21 @@ CONFIG_LIMIT = 16 * 2**20  # bytes
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+# Reading and writing directories.
+
+
 @dataclass(frozen=True)
 class Pretrained:
-    """A directory read back."""
+    """A directory that was read.
 
-    model: nn.Module  # plain, in eval mode, on the CPU
+    Attributes:
+        model: plain, in eval mode, on the CPU.
+        config: class names, image shape and recipe.
+        path: the directory.
+        certificate: path of the certificate, or None.
+    """
+
+    model: nn.Module
     config: RunConfig
     path: Path
     certificate: Path | None
@@ -55,15 +65,20 @@ def save_pretrained(
     """Write a run, or a model with its config, as a directory; upload it with `huggingface_hub.upload_folder`.
 
     Args:
-        source: directory of a finished run, or a model (it is baked).
-        directory: a new one, which appears whole or not at all; with `force`, files in an old one are replaced.
-        config: for a model: what it was built from.
-        certificate: copied along, if it is about these weights.
-        force: write into a directory that is there.
+        source: directory of a finished run, or a model, which is baked.
+        directory: a new one, written completely or not at all. With `force`, files in an existing one are replaced.
+        config: for a model: the config that builds it.
+        certificate: a certificate for these weights, to be copied.
+        force: write into an existing directory.
 
-    Returns: the files written.
+    Returns:
+        The files written.
 
-    Example:
+    Raises:
+        ExportError: if the directory exists, the run is not finished, the config does not build the model, or the
+            certificate is for other weights.
+
+    Examples:
         >>> import onelip, tempfile
         >>> recipe = onelip.Recipe(data="digits", model="patchwise-tiny", channels_last=False)
         >>> config = RunConfig(recipe, "digits", "", tuple("0123456789"), (1, 8, 8))
@@ -77,34 +92,45 @@ def save_pretrained(
     """
     directory = Path(directory)
     if directory.exists() and not force and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportTaken(f"{directory}: expected a new directory, got one with files; choose another, or use --force")
-    if isinstance(source, nn.Module):
-        if config is None:
-            raise ExportError("expected a config with a model, got none; give the RunConfig that it was built from")
-        content = _source_of_model(source, config)
-    else:
+        raise ExportTaken(f"{directory}: the directory exists and has files; choose another, or use --force")
+    if not isinstance(source, nn.Module):
         content = read_source(source)
+    elif config is None:
+        raise ExportError("a model needs its config: pass config=, the RunConfig that it was built from")
+    else:
+        content = _source_of_model(source, config)
     files = [(CONFIG, content.config_bytes), (WEIGHTS, content.weights)]
-    facts = None
+    proved = None
     if certificate is not None:
-        raw, facts = read_certificate(certificate, content.weights_sha256, content.config_sha256)
+        raw, proved = read_certificate(certificate, content.weights_sha256, content.config_sha256)
         files.append((CERTIFICATE, raw))
-    files.append((CARD, model_card(content, facts, directory.name).encode()))
+    files.append((CARD, _model_card(content, proved, directory.name).encode()))
     _write_directory(directory, files)
     return [directory / name for name, _ in files]
 
 
 def from_pretrained(name: str | Path, *, revision: str | None = None) -> nn.Module:
-    """The plain network of a directory, or of a repository on the hub, in eval mode on the CPU."""
+    """Load the plain network of a directory, or of a repository on the Hugging Face hub.
+
+    Args:
+        name: a directory of `save_pretrained`; or "owner/name", which is downloaded (`pip install 'onelip[hub]'`).
+        revision: branch, tag or commit on the hub.
+
+    Returns:
+        The network, in eval mode on the CPU. Its logits are those of the saved network, bit for bit.
+
+    Raises:
+        ExportError: if there is no such directory or repository, or its files do not fit each other.
+    """
     return load_pretrained(name, revision=revision).model
 
 
 def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrained:
-    """The same with its config (class names, image shape, recipe) and the path of its certificate.
+    """Load a network as `from_pretrained` does, with its config and the path of its certificate.
 
     Args:
-        name: a directory of `save_pretrained`; or "owner/name", which is downloaded.
-        revision: branch, tag or commit on the hub.
+        name: see `from_pretrained`.
+        revision: see `from_pretrained`.
     """
     path = Path(name)
     if not path.is_dir():
@@ -117,7 +143,7 @@ def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrai
     with torch.device("meta"):
         plain = _build(config)
     plain.load_state_dict(read_plain(path / WEIGHTS, plain.state_dict()), assign=True)
-    # In memory as training had it: the layout decides the order of sums, and so the last bits.
+    # In the memory layout of training: the layout decides the order of sums, and so the last bits.
     set_layout(plain, config.recipe)
     certificate = path / CERTIFICATE
     return Pretrained(plain.eval(), config, path, certificate if certificate.is_file() else None)
@@ -128,45 +154,20 @@ def _build(config: RunConfig) -> nn.Module:
     try:
         model = build_model(config.recipe, len(config.class_names), config.shape)
     except RecipeError as error:
-        raise ExportError(f"{error}; the config is not one of this onelip") from error
+        raise ExportError(f"{error}; the config is not of this version of onelip") from error
     return bake(model)
-
-
-def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
-    """A model as if it had been trained by a run, if its config builds the same function."""
-    plain = bake(model).cpu().eval()
-    weights = plain_bytes(plain, {})
-    built = _build(config).eval()
-    mine, theirs = ({n: (t.shape, t.dtype) for n, t in m.state_dict().items()} for m in (plain, built))
-    if mine != theirs:
-        name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
-        raise ExportError(
-            f"expected the model that its config builds, got another tensor {name!r}; give its own config"
-        )
-    built.load_state_dict(plain.state_dict())
-    set_layout(built, config.recipe)
-    images = torch.rand(4, *config.shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        # Equal names can hide another activation. The memory layout may differ, so equality is up to rounding.
-        same = torch.allclose(built(images), plain(images), rtol=1e-4, atol=1e-5)
-    if not same:
-        raise ExportError("expected the model that its config builds, got another function; give its own config")
-    text = json.dumps(config.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    from onelip._summary import summary
-
-    return Source(config, plain, weights, text.encode(), summary(model).constant, None)
 
 
 def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
     if directory.exists():
-        place([(directory / name, content) for name, content in files], force=True)
+        write_files([(directory / name, content) for name, content in files], force=True)
         return
     make_folder(directory.parent)
     part = directory.with_name(f"{directory.name}.part")
     try:
         if part.exists():  # of an export that was killed
             shutil.rmtree(part)
-        place([(part / name, content) for name, content in files], force=True)
+        write_files([(part / name, content) for name, content in files], force=True)
         os.replace(part, directory)
     except OSError as error:
         raise disk_error(error, directory) from error
@@ -177,22 +178,195 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
 
 def _download(name: str, revision: str | None) -> Path:
     if not _REPOSITORY.fullmatch(name) or name.startswith("."):
-        raise ExportError(f"{name}: expected a directory or the name owner/name of a repository, got neither")
+        raise ExportError(f"{name}: no such directory, and not the name owner/name of a repository")
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ExportError(
-            f"{name}: no such directory, and the hub needs a package that is missing: pip install 'onelip[hub]'"
-        ) from error
+        raise ExportError(f"{name}: no such directory; for the hub: pip install 'onelip[hub]'") from error
     try:
-        # Only these files: a repository may hold others, and none of them is ever read.
+        # Only these files: a repository may have others, which are never read.
         found = huggingface_hub.snapshot_download(
             repo_id=name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD, CERTIFICATE]
         )
-    except (OSError, ValueError, RuntimeError) as error:  # no network, no such repository, no right to read it
-        told = str(error).strip().splitlines()
+    except (OSError, ValueError, RuntimeError) as error:  # no network, no such repository, no permission
+        lines = str(error).strip().splitlines()
         raise ExportError(
-            f"{name}: no such directory here, and the hub could not give a repository of that name "
-            f"({told[0] if told else type(error).__name__})"
+            f"{name}: no such directory, and downloading the repository from the hub failed "
+            f"({lines[0] if lines else type(error).__name__})"
         ) from error
     return Path(found)
+
+
+# What is exported.
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network with the bytes of its files.
+
+    Attributes:
+        config: of the run.
+        plain: the baked network.
+        weights: content of plain.safetensors.
+        config_bytes: content of config.json.
+        lipschitz: Lipschitz constant by construction, in real arithmetic, or None.
+        results: table of the test images, or None.
+    """
+
+    config: RunConfig
+    plain: nn.Module
+    weights: bytes
+    config_bytes: bytes
+    lipschitz: float | None
+    results: dict[str, Any] | None
+
+    @cached_property
+    def weights_sha256(self) -> str:
+        """Hash of the weights, as in a certificate."""
+        return hashlib.sha256(self.weights).hexdigest()
+
+    @cached_property
+    def config_sha256(self) -> str:
+        """Hash of the config, as in a certificate."""
+        return hashlib.sha256(self.config_bytes).hexdigest()
+
+
+def read_source(path: str | Path) -> Source:
+    """Read a finished run; the network has the stored numbers bit for bit."""
+    run = RunDirectory(Path(path))
+    read_config(run)
+    if not run.plain.exists():
+        raise ExportError(
+            f"{run.path}: the run is not finished (no plain.safetensors); resume it: {run.resume_command}"
+        )
+    loaded = load_run(run.path)
+    try:
+        weights, config = run.plain.read_bytes(), run.config.read_bytes()
+    except OSError as error:
+        raise ExportError(f"{run.path}: cannot read the run ({error.strerror})") from error
+    return Source(loaded.config, loaded.plain, weights, config, summary(loaded.model).constant, _results(run))
+
+
+def _results(run: RunDirectory) -> dict[str, Any] | None:
+    """The table of the test images for the model card; omitted if it cannot be read."""
+    try:
+        table = json.loads(run.results.read_bytes())["test"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return table if isinstance(table, dict) else None
+
+
+def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
+    """A model as if a run had trained it, if its config builds the same function."""
+    plain = bake(model).cpu().eval()
+    weights = plain_bytes(plain, {})
+    built = _build(config).eval()
+    mine, theirs = ({n: (t.shape, t.dtype) for n, t in m.state_dict().items()} for m in (plain, built))
+    if mine != theirs:
+        name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
+        raise ExportError(f"the config builds another model than the given one: tensor {name!r} differs")
+    built.load_state_dict(plain.state_dict())
+    set_layout(built, config.recipe)
+    images = torch.rand(4, *config.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        # Equal names can hide another activation. The memory layout may differ, so equality is up to rounding.
+        same = torch.allclose(built(images), plain(images), rtol=1e-4, atol=1e-5)
+    if not same:
+        raise ExportError("the config builds another function than the given model; pass the config of this model")
+    text = json.dumps(config.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return Source(config, plain, weights, text.encode(), summary(model).constant, None)
+
+
+# The model card.
+
+_HEAD = """---
+library_name: onelip
+pipeline_tag: image-classification
+tags: [lipschitz, certified-robustness]
+---
+
+# {model} on {data}
+
+An image classifier as a plain torch network, made with onelip {version}.
+
+## What is proved
+
+"""
+
+_USE = """
+## Use
+
+```python
+import onelip, torch
+
+model = onelip.from_pretrained("{place}")      # this directory, or the name of the repository on the hub
+logits = model(torch.rand(1, {shape}))         # images in [0, 1]: uint8 / 255, no other normalisation
+```
+
+Classes: {classes}.
+
+Files: `config.json` (architecture and recipe), `model.safetensors` (plain weights, sha256 `{sha}`){certificate}.
+Nothing here is pickled or executed.
+"""
+
+
+def _model_card(source: Source, certificate: dict[str, Any] | None, place: str) -> str:
+    """README.md of a directory."""
+    names = source.config.class_names
+    check = ", `certificate.json` (check it: `onelip check certificate.json --images IMAGES.npy`)"
+    return "".join(
+        [
+            _HEAD.format(model=source.config.recipe.model, data=source.config.data_name, version=__version__),
+            _constant(source.lipschitz, certificate),
+            "" if source.results is None else _evaluated(source.results),
+            "" if certificate is None else _certified(certificate),
+            _USE.format(
+                place=place,
+                shape=", ".join(map(str, source.config.shape)),
+                classes=", ".join(names[:20]) + (", …" if len(names) > 20 else ""),
+                sha=source.weights_sha256,
+                certificate="" if certificate is None else check,
+            ),
+        ]
+    )
+
+
+def _constant(lipschitz: float | None, certificate: dict[str, Any] | None) -> str:
+    try:
+        proved = float(Fraction(certificate["nodes"][-1]["lipschitz"])) if certificate is not None else None
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError):
+        proved = None
+    if proved is not None:
+        return (
+            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is at most **{proved!r}**, proved for "
+            "the stored weights in exact arithmetic. The certificate holds for the float64 program with its rounding.\n"
+        )
+    if lipschitz is not None:
+        return (
+            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is **{lipschitz:g}** by construction: "
+            "in real arithmetic, before the rounding of the stored weights. `onelip certify` proves the number for the "
+            "stored weights.\n"
+        )
+    return "No Lipschitz constant is proved for this network.\n"
+
+
+def _evaluated(results: dict[str, Any]) -> str:
+    try:
+        rows = [("accuracy", results["accuracy"]), *((f"CRA at {r}", v) for r, v in results["cra"].items())]
+        return _table(f"On {results['images']} test images of {results['data']}; mode: {results['mode']}.", rows)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return ""
+
+
+def _certified(certificate: dict[str, Any]) -> str:
+    try:
+        count, cra = certificate["summary"]["count"], certificate["summary"]["cra"]
+        rows = [("accuracy" if radius == "0" else f"CRA at {radius}", n / count) for radius, n in cra.items()]
+        return _table(f"On the {count} images of the certificate; mode: sound, with the rounding of float64.", rows)
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        return ""
+
+
+def _table(title: str, rows: list[tuple[str, Any]]) -> str:
+    lines = [f"| {name} | {'none' if share is None else f'{100 * share:.2f} %'} |\n" for name, share in rows]
+    return f"\n{title}\n\n| | |\n|---|---|\n{''.join(lines)}"

@@ -1,10 +1,8 @@
-"""The plain network as a file: safetensors, with the keys of the torch network that it is.
+"""Plain weights as a safetensors file, with the keys of the torch network.
 
-    save_plain writes what was loaded or trained; load_plain gives back the same tensors bit for bit, or refuses.
-
-Refused before anything is allocated: a file that is larger than the network, a header that claims more than is there, a
-pickle. Refused before anything is used: unknown and missing names, other shapes and types, NaN and infinity. The file
-of a run is copied byte for byte, so that a certificate for its hash is one for the copy.
+A file is refused before anything is allocated if it is larger than the network, if its header claims more bytes than it
+has, or if it is a pickle; and before anything is used if names, shapes or types differ, or a number is not finite. The
+file of a run is copied byte for byte, so a certificate for its hash is one for the copy.
 """
 
 from collections.abc import Mapping
@@ -15,12 +13,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from onelip.export._bake import NonFiniteWeight, bake
-from onelip.export.errors import ExportError
-from onelip.export.places import place
+from onelip.core.bake import bake
+from onelip.core.errors import CheckpointError, NonFiniteWeight
+from onelip.export.files import ExportError, write_files
 from onelip.training.build import PLAIN_FORMAT
-from onelip.training.errors import CheckpointError
-from onelip.training.tensors import read_header, read_tensors
+from onelip.training.checkpoint import read_header, read_tensors
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,17 +27,21 @@ _PICKLES = (b"\x80", b"PK\x03\x04")  # a pickle; a zip, as torch.save writes it
 
 
 def save_plain(
-    model: nn.Module, path: str | Path, *, facts: Mapping[str, str] | None = None, force: bool = False
+    model: nn.Module, path: str | Path, *, metadata: Mapping[str, str] | None = None, force: bool = False
 ) -> None:
-    """Write the baked model's state dict.
+    """Bake a model and write its state dict as a safetensors file.
 
     Args:
-        model: baked first, so AOL and other parametrizations become plain weights; it is left as it is.
-        path: the file, written whole or not at all.
-        facts: words for the file's metadata.
-        force: overwrite a file that is there.
+        model: any model; it is not changed.
+        path: the file, written completely or not at all.
+        metadata: texts for the metadata of the file.
+        force: overwrite an existing file.
 
-    Example:
+    Raises:
+        ExportError: if the file exists or cannot be written.
+        NonFiniteWeight: if a tensor contains NaN or infinity.
+
+    Examples:
         >>> import tempfile, onelip
         >>> model = onelip.nn.AOLLinear(3, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -49,31 +50,33 @@ def save_plain(
         >>> torch.equal(plain.weight, model.weight)
         True
     """
-    place([(Path(path), plain_bytes(bake(model), facts or {}))], force=force)
+    write_files([(Path(path), plain_bytes(bake(model), metadata or {}))], force=force)
 
 
-def plain_bytes(plain: nn.Module, facts: Mapping[str, str]) -> bytes:
+def plain_bytes(plain: nn.Module, metadata: Mapping[str, str]) -> bytes:
     """The content of the file for a network that is plain already."""
     tensors = plain.state_dict()
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NonFiniteWeight(f"expected finite tensors, got NaN or infinity in {name!r}; it cannot be shipped")
+            raise NonFiniteWeight(f"expected finite tensors, got NaN or infinity in {name!r}")
     own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    return save(own, {**facts, "format": PLAIN_FORMAT})
+    return save(own, {**metadata, "format": PLAIN_FORMAT})
 
 
 def load_plain(path: str | Path, model: Model) -> Model:
-    """Fill a plain network with the tensors of a file; they must be exactly its own in name, shape and type.
+    """Load the tensors of a file into a plain network; names, shapes and types must be those of the network.
 
     Args:
         path: a file of `save_plain`, of `onelip export`, or the plain.safetensors of a run.
-        model: the network, plain: `onelip.bake(onelip.create_model(...))`, say. Changed in place, and returned.
+        model: a plain network, e.g. `onelip.bake(onelip.create_model(...))`. It is changed in place.
+
+    Returns:
+        The model.
 
     Raises:
-        ExportError: if the file is anything else; the model is then as it was.
+        ExportError: if the file does not fit or is damaged; the model is then unchanged.
     """
-    path = Path(path)
-    model.load_state_dict(read_plain(path, model.state_dict()))
+    model.load_state_dict(read_plain(Path(path), model.state_dict()))
     return model
 
 
@@ -87,21 +90,21 @@ def read_plain(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_file(path: Path, expected: int) -> None:
-    """Look at the size and the first bytes; nothing else is read."""
+    """Check the size and the first bytes; nothing else is read."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(8)
     except OSError as error:
-        raise ExportError(f"{path}: expected a file of weights, got {error.strerror}") from error
+        raise ExportError(f"{path}: cannot read the weights ({error.strerror})") from error
     if size > expected + HEADER_LIMIT:
         raise ExportError(
-            f"{path}: expected some {expected:,} bytes for this network, got {size:,}; it is of another network"
+            f"{path}: expected about {expected:,} bytes for this network, got {size:,}; it is of another network"
         )
     if len(start) < 8:
         raise ExportError(f"{path}: expected a safetensors file, got one of {size} bytes; it is truncated")
     header = int.from_bytes(start, "little")
-    # A zip or a pickle read as a length is beyond any header: say what it is, not how long it would be.
+    # A zip or a pickle read as a length is beyond any header: report what it is, not how long it would be.
     if start.startswith(_PICKLES) and header > HEADER_LIMIT:
         raise ExportError(
             f"{path}: expected a safetensors file, got a pickle, which can run code when read; ask for safetensors"
@@ -109,5 +112,5 @@ def _check_file(path: Path, expected: int) -> None:
     if header > min(size - 8, HEADER_LIMIT):
         raise ExportError(
             f"{path}: expected a header within the {size:,} bytes of the file, got one that claims {header:,}; "
-            "it is truncated or no safetensors file"
+            "it is truncated or not a safetensors file"
         )

@@ -7,6 +7,8 @@ norm of W comes out as 22 for the float32 column (4.5e-23, 999 x 2.6e-23). Multi
 import torch
 from torch import Tensor
 
+from onelip.core.floats import power_of_two
+
 # Columns whose largest entry lies between these are left as they are: their products are far from float32's ends.
 _SMALLEST_MODERATE, _LARGEST_MODERATE = 2.0**-8, 2.0**16
 
@@ -50,13 +52,6 @@ def column_exponents(largest: Tensor) -> Tensor:
 def within_range(exponent: Tensor, dtype: torch.dtype) -> Tensor:
     """Exponents (g, columns), raised where they are too far below the largest of their group."""
     return torch.maximum(exponent, exponent.amax(1, keepdim=True) - exponent_range(dtype))
-
-
-def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^exponent exactly, by writing the exponent field of the float: exp2 and pow may be off by a rounding."""
-    if dtype == torch.float64:
-        return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
 def exponent_of(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from onelip._precision import full_precision
+from onelip.core.precision import full_precision
 
 
 def self_correlation(P: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onelip._precision import full_precision
+from onelip.core.precision import full_precision
 from onelip.gram._floats import normalizer
 from onelip.gram.row_sums import algorithm, per_column
 
@@ -71,7 +71,7 @@ def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
     Power iteration, ended when T s / s is constant on every block up to rounding. Where it converges slowly the result
     is an approximation: still positive, which is all that soundness needs.
 
-    Example:
+    Examples:
         >>> perron_vector(torch.tensor([[[1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64))
         tensor([[1., 1.]], dtype=torch.float64)
     """

@@ -22,16 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from onelip._precision import full_precision
-from onelip.gram._floats import (
-    column_exponents,
-    exponent_of,
-    exponent_reach,
-    negligible,
-    poisoned,
-    power_of_two,
-    within_range,
-)
+from onelip.core.floats import power_of_two
+from onelip.core.precision import full_precision
+from onelip.gram._floats import column_exponents, exponent_of, exponent_reach, negligible, poisoned, within_range
 from onelip.gram.correlation import self_correlation
 from onelip.gram.row_sums import (
     absolute_row_sums,
@@ -61,7 +54,7 @@ def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tenso
         steps: t above; 1 is the paper's AOL.
         log_q: logarithms of the weights q (g, columns); None is q = 1.
 
-    Example:
+    Examples:
         >>> P = torch.tensor([[[3.0, 0.0], [0.0, 1e-15]]])
         >>> rescaled(P)
         tensor([[[1., 0.],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from onelip._precision import full_precision
+from onelip.core.precision import full_precision
 from onelip.gram import _conv, _dense
 
 
@@ -28,7 +28,7 @@ def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
         P: kernel (g, rows, columns, *taps), real floating point.
         w: weights (g, columns), taken as constants; ones by default.
 
-    Example:
+    Examples:
         >>> P = torch.tensor([[[1.0, 2.0], [0.0, 3.0]]])
         >>> absolute_row_sums(P)  # P^T P = [[1, 2], [2, 13]]
         tensor([[ 3., 15.]])

@@ -1,11 +1,26 @@
-"""The paper's architectures, each one `nn.Sequential`, and a small one for a first look.
+"""Architectures by name: those of the paper, and a small one that trains in a minute on a CPU.
 
-model = onelip.models.create_model("aol-small", num_classes=100)
-onelip.models.list_models("aol-*")
+    model = onelip.create_model("aol-small", num_classes=100)
+    onelip.list_models("aol-*")
+
+All are `nn.Sequential`. `register_model` adds your own.
 """
 
-# Importing the files registers what is in them.
-from onelip.models import alt, dil, fc, patchwise, std
-from onelip.models._registry import create_model, list_models, register_model
+from onelip.models import paper as paper  # registers the models
+from onelip.models.registry import (
+    ModelDescription,
+    create_model,
+    describe_model,
+    list_models,
+    model_options,
+    register_model,
+)
 
-__all__ = ["alt", "create_model", "dil", "fc", "list_models", "patchwise", "register_model", "std"]
+__all__ = [
+    "ModelDescription",
+    "create_model",
+    "describe_model",
+    "list_models",
+    "model_options",
+    "register_model",
+]

@@ -1,9 +1,11 @@
 """Layers: AOL's drop-ins for torch.nn, and what stands between them."""
 
+from onelip.core.channel_affine import ChannelAffine
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.lipschitz_module import LipschitzModule
 from onelip.nn import init
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
 from onelip.nn.absolute import Abs
-from onelip.nn.aol_layers import (
+from onelip.nn.aol import (
     AOLConv1d,
     AOLConv2d,
     AOLConv3d,
@@ -42,6 +44,7 @@ __all__ = [
     "AOLLinear",
     "Abs",
     "BatchCentering",
+    "ChannelAffine",
     "ConcatenationPool1d",
     "ConcatenationPool2d",
     "ConcatenationPool3d",

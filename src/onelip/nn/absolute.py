@@ -8,13 +8,14 @@ MaxMin is Abs on half of the channels between two fixed rotations: max, min = (s
 import torch
 from torch import Tensor
 
-from onelip.nn._base import LipschitzModule, axis_length
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import axis_length
 
 
 class Abs(LipschitzModule):
     """|x| on the first `round(fraction * n)` of the n channels along `dim`, x on the rest.
 
-    Example:
+    Examples:
         >>> Abs()(torch.tensor([[-1.0, 2.0, -3.0, -4.0]]))
         tensor([[1., 2., 3., 4.]])
         >>> Abs(fraction=0.5)(torch.tensor([[-1.0, 2.0, -3.0, -4.0]]))

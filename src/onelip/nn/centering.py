@@ -12,11 +12,12 @@ LayerCentering: x - mean(x) over axes of one sample, the orthogonal projection a
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, distributed as dist
 from torch.autograd import Function
 
-from onelip.nn._base import LipschitzModule, along_axis, axis_length, check_channels
+from onelip.core.arguments import check_integer
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import along_axis, axis_length
 
 
 class _AllReduceSum(Function):
@@ -39,7 +40,7 @@ class BatchCentering(LipschitzModule):
     With torch.distributed initialised the batch is that of all processes together, whatever their shares are.
     The constant 1 is that of eval mode; in training one sample's output depends on the others.
 
-    Example:
+    Examples:
         >>> layer = BatchCentering(1)
         >>> layer(torch.tensor([[1.0], [3.0]])).T, layer.running_mean
         (tensor([[-1.,  1.]]), tensor([0.2000]))
@@ -53,7 +54,7 @@ class BatchCentering(LipschitzModule):
         super().__init__()
         if not 0.0 <= momentum <= 1.0:
             raise ValueError(f"expected momentum in [0, 1], got {momentum!r}; it is the weight of the new batch")
-        self.num_features = check_channels("num_features", num_features)
+        self.num_features = check_integer("num_features", num_features)
         self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(num_features))
 
@@ -91,7 +92,7 @@ class BatchCentering(LipschitzModule):
 class LayerCentering(LipschitzModule):
     """Subtract from every sample its own mean over the axes `dim` (not the batch axis 0).
 
-    Example:
+    Examples:
         >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0]]))
         tensor([[-2., -1.,  3.]])
     """

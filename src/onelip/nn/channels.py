@@ -8,13 +8,15 @@ projection, ||x[:n]||_2 <= ||x||_2.  Both assume nothing and are exact in floati
 from torch import Tensor
 from torch.nn import functional as F
 
-from onelip.nn._base import LipschitzModule, axis_length, check_channels
+from onelip.core.arguments import check_integer
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import axis_length
 
 
 class FirstChannels(LipschitzModule):
     """Keep the first `n` channels along `dim`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> FirstChannels(2)(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[1., 2.]])
@@ -24,7 +26,7 @@ class FirstChannels(LipschitzModule):
 
     def __init__(self, n: int, dim: int = 1) -> None:
         super().__init__()
-        self.n = check_channels("n", n)
+        self.n = check_integer("n", n)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +45,7 @@ class FirstChannels(LipschitzModule):
 class PadChannels(LipschitzModule):
     """Append zero channels along `dim` until there are `n`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> PadChannels(4)(torch.tensor([[1.0, 2.0]]))
         tensor([[1., 2., 0., 0.]])
@@ -53,7 +55,7 @@ class PadChannels(LipschitzModule):
 
     def __init__(self, n: int, dim: int = 1) -> None:
         super().__init__()
-        self.n = check_channels("n", n)
+        self.n = check_integer("n", n)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

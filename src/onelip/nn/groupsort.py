@@ -11,14 +11,16 @@ group size 2 is MaxMin to the letter.  Which elements make a group is only a per
 import torch
 from torch import Tensor
 
-from onelip.nn._base import LipschitzModule, axis_length, check_channels
+from onelip.core.arguments import check_integer
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import axis_length
 from onelip.nn.maxmin import maxmin
 
 
 def groupsort(x: Tensor, group_size: int | None = None, dim: int = 1) -> Tensor:
     """Sort groups of `group_size` elements of axis `dim` downwards; None or -1 sorts the whole axis.
 
-    Example:
+    Examples:
         >>> groupsort(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
         tensor([[5., 4., 3., 1.]])
         >>> groupsort(torch.tensor([[1.0, 5.0, 3.0, 4.0]]), 2)
@@ -43,7 +45,7 @@ def groupsort(x: Tensor, group_size: int | None = None, dim: int = 1) -> Tensor:
 class GroupSort(LipschitzModule):
     """`groupsort` as a layer: 1-Lipschitz, and the derivative is a permutation everywhere.
 
-    Example:
+    Examples:
         >>> GroupSort(4)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
         tensor([[4., 3., 2., 1.]])
     """
@@ -52,7 +54,7 @@ class GroupSort(LipschitzModule):
 
     def __init__(self, group_size: int | None = None, dim: int = 1) -> None:
         super().__init__()
-        self.group_size = None if group_size in (None, -1) else check_channels("group_size", group_size)
+        self.group_size = None if group_size in (None, -1) else check_integer("group_size", group_size)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

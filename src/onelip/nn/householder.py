@@ -24,7 +24,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onelip.nn._base import LipschitzModule, along_axis, check_channels, halves
+from onelip.core.arguments import check_integer
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import along_axis, halves
 
 
 def _fold(angle: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ class Householder(LipschitzModule):
     `angles` (n/2,) for order 1, all pi/2 at first; (3, n/2) for order 2, uniform on [0, pi] at first.  They want no
     weight decay.
 
-    Example:
+    Examples:
         >>> Householder(2)(torch.tensor([[5.0, 3.0]])).detach()
         tensor([[3.0000, 5.0000]])
     """
@@ -69,7 +71,7 @@ class Householder(LipschitzModule):
 
     def __init__(self, channels: int, order: int = 1, dim: int = 1) -> None:
         super().__init__()
-        if check_channels("channels", channels, 2) % 2:
+        if check_integer("channels", channels, 2) % 2:
             raise ValueError(f"expected an even number of channels, got {channels}; the fold needs pairs")
         if order not in (1, 2):
             raise ValueError(f"expected order 1 or 2, got {order!r}; higher orders are not defined here")

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from onelip.nn._base import LipschitzModule, halves, needs_plain_ops
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.tracing import is_compiling
+from onelip.nn._base import halves
 
 _WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -111,14 +113,14 @@ class _Swap(Function):
 def maxmin(x: Tensor, dim: int = 1) -> Tensor:
     """Maxima of the pairs (x[i], x[i + n/2]) in the first half of axis `dim`, minima in the second.
 
-    Example:
+    Examples:
         >>> maxmin(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
         tensor([[3., 5., 1., 4.]])
     """
     a, b = halves(x, dim, "maxmin")
     if torch.compiler.is_exporting():
         return _sort_plain(x, dim)
-    if needs_plain_ops():
+    if is_compiling():
         # `where` rather than `maximum`: the compiled derivative is then the same permutation.
         return _swap_plain(x, a < b, dim)
     if not torch.is_grad_enabled():
@@ -129,7 +131,7 @@ def maxmin(x: Tensor, dim: int = 1) -> Tensor:
 class MaxMin(LipschitzModule):
     """`maxmin` as a layer: 1-Lipschitz, and the derivative is orthogonal everywhere.
 
-    Example:
+    Examples:
         >>> MaxMin()(torch.tensor([[1.0, 2.0, 4.0, 0.0]]))
         tensor([[4., 2., 1., 0.]])
     """

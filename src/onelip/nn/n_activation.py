@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from onelip.nn._base import LipschitzModule, along_axis, axis_length, check_channels
+from onelip.core.arguments import check_integer
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import along_axis, axis_length
 
 Init = Literal["identity", "absolute", "alternating"]
 
@@ -30,7 +32,7 @@ class NActivation(LipschitzModule):
         init: "identity" (a = b = 0), "absolute" (a = -10, b = 0: |x| above -10), "alternating" (the first half of the
             channels absolute, the second identity: MaxMin up to rotations), or the pair (a, b) itself.
 
-    Example:
+    Examples:
         >>> NActivation(1, init=(-1.0, 1.0))(torch.tensor([[-3.0], [0.5], [3.0]])).detach().T
         tensor([[-1.0000, -0.5000,  1.0000]])
     """
@@ -43,7 +45,7 @@ class NActivation(LipschitzModule):
             raise ValueError(
                 f"expected init to be identity, absolute, alternating or a pair of numbers, got {init!r}; pick one"
             )
-        self.channels = check_channels("channels", channels)
+        self.channels = check_integer("channels", channels)
         self.dim = dim
         self.init: Init | tuple[float, float] = init
         self.theta = nn.Parameter(torch.empty(2, channels))

@@ -12,13 +12,15 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant, along_axis, axis_length
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.nn._base import along_axis, axis_length
 
 
 class Normalize(LipschitzModule):
     """(x - mean) / std with one mean and one std for each channel (axis 1); both are buffers.
 
-    Example:
+    Examples:
         >>> layer = Normalize((0.5, 0.5, 0.5), (0.25, 0.5, 0.5))
         >>> layer(torch.ones(1, 3, 1, 1)).flatten(), layer.lipschitz_constant
         (tensor([2., 1., 1.]), 4.0)

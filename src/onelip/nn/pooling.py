@@ -24,26 +24,21 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from onelip.nn._base import LipschitzModule, needs_plain_ops
+from onelip.core.arguments import per_axis
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.rounding import root_at_most, up_root
+from onelip.core.tracing import is_compiling
 
 Size = int | Sequence[int]
 
 
-def _per_axis(name: str, value: Size, axes: int, minimum: int = 1) -> tuple[int, ...]:
-    sizes = (value,) * axes if isinstance(value, int) else tuple(value)
-    if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < minimum for n in sizes):
-        raise ValueError(
-            f"expected {name} to be one integer or {axes}, each at least {minimum}, got {value!r}; give such"
-        )
-    return sizes
-
-
-def root_below(square: Fraction) -> float:
-    """The largest float not above the square root, so that a factor made of it never carries a constant above 1."""
-    root = math.sqrt(square)
-    while Fraction(root) ** 2 > square:
-        root = math.nextafter(root, 0.0)
-    return root
+def _constant(scale: float, square: Fraction) -> float:
+    """A float not below scale times the root of a square; 1 for a scale that was made so and rounded down."""
+    if not abs(scale) < math.inf:
+        raise UnknownLipschitzConstant(f"expected a finite scale, got {scale}")
+    constant = up_root(Fraction(scale) ** 2 * square)
+    return 1.0 if 1 - 2.0**-50 < constant < 1 else constant
 
 
 class _Pool(LipschitzModule):
@@ -57,8 +52,8 @@ class _Pool(LipschitzModule):
             raise ValueError(
                 f"expected no stride for a global pooling (kernel_size=None), got {stride!r}; leave it out"
             )
-        self.kernel_size = None if kernel_size is None else _per_axis("kernel_size", kernel_size, self.axes)
-        self.stride = self.kernel_size if stride is None else _per_axis("stride", stride, self.axes)
+        self.kernel_size = None if kernel_size is None else per_axis("kernel_size", kernel_size, self.axes)
+        self.stride = self.kernel_size if stride is None else per_axis("stride", stride, self.axes)
         self.padding = (0,) * self.axes
 
     def _check(self, x: Tensor) -> None:
@@ -115,7 +110,7 @@ class ConcatenationPool1d(_ConcatenationPool):
 class ConcatenationPool2d(_ConcatenationPool):
     """Windows become channels: (n, c, h, w) to (n, c k², h/k, w/k), channels in the order of torch's pixel_unshuffle.
 
-    Example:
+    Examples:
         >>> import torch
         >>> ConcatenationPool2d(2)(torch.arange(4.0).view(1, 1, 2, 2)).flatten()
         tensor([0., 1., 2., 3.])
@@ -131,30 +126,37 @@ class ConcatenationPool3d(_ConcatenationPool):
 
 
 class _LipschitzAvgPool(_Pool):
-    proved_constant = 1.0
-
     def __init__(self, kernel_size: Size | None, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__(kernel_size, stride)
-        self.padding = _per_axis("padding", padding, self.axes, 0)
+        self.padding = per_axis("padding", padding, self.axes, 0)
         k = self.kernel_size or (0,) * self.axes
         if any(2 * p > m for p, m in zip(self.padding, k, strict=True)):
             raise ValueError(
                 f"expected padding of at most half the kernel size {self.kernel_size}, got {padding!r}; pad less, "
                 "and not at all where the pooling is global"
             )
-        if self.kernel_size is None or self.stride is None:
-            return
+        if self.kernel_size is not None:
+            self.scale = root_at_most(1 / self._square())
+
+    def _square(self) -> Fraction:
+        """A bound of the squared norm of the average alone, from the settings that the layer has now."""
         square = Fraction(1)
-        for k, s in zip(self.kernel_size, self.stride, strict=True):
+        for k, s in zip(self.kernel_size or (), self.stride or (), strict=True):
             square *= Fraction(k + 2 * sum(range(k - s, 0, -s)), k * k)  # r(k, s) of the file's head
-        self.scale = root_below(1 / square)
+        return square
+
+    @property
+    def lipschitz_constant(self) -> float:
+        """1 as built; settings that were changed afterwards are counted as they are."""
+        is_global = self.kernel_size is None or self.stride is None
+        return 1.0 if is_global else _constant(self.scale, self._square())
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
         if self.kernel_size is None or self.stride is None:
             sizes = x.shape[-self.axes :]
             spatial = tuple(range(-self.axes, 0))
-            return x.mean(spatial, keepdim=True) * root_below(Fraction(math.prod(sizes)))
+            return x.mean(spatial, keepdim=True) * root_at_most(Fraction(math.prod(sizes)))
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[self.axes - 1]
         return pool(x, self.kernel_size, self.stride, self.padding) * self.scale
 
@@ -171,7 +173,7 @@ class LipschitzAvgPool1d(_LipschitzAvgPool):
 class LipschitzAvgPool2d(_LipschitzAvgPool):
     """Average over windows of (n, c, h, w), times the factor that makes the norm 1; global if kernel_size is None.
 
-    Example:
+    Examples:
         >>> import torch
         >>> layer = LipschitzAvgPool2d(2)  # mean times 2
         >>> layer(torch.ones(1, 1, 2, 2)), layer.scale
@@ -221,13 +223,20 @@ class _WindowNorm(Function):
 
 
 class _L2Pool(_Pool):
-    proved_constant = 1.0
-
     def __init__(self, kernel_size: Size | None, stride: Size | None = None) -> None:
         super().__init__(kernel_size, stride)
-        k, s = self.kernel_size or (), self.stride or ()
-        readers = math.prod(-(-a // b) for a, b in zip(k, s, strict=True))  # windows that one input can lie in
-        self.scale = root_below(Fraction(1, readers))
+        self.scale = root_at_most(Fraction(1, self._readers()))
+
+    def _readers(self) -> int:
+        """Windows that one input can lie in, by the settings that the layer has now."""
+        if self.kernel_size is None or self.stride is None:
+            return 1
+        return math.prod(-(-a // b) for a, b in zip(self.kernel_size, self.stride, strict=True))
+
+    @property
+    def lipschitz_constant(self) -> float:
+        """1 as built; settings that were changed afterwards are counted as they are."""
+        return _constant(self.scale, Fraction(self._readers()))
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -238,7 +247,7 @@ class _L2Pool(_Pool):
             for axis, k, s in zip(range(-self.axes, 0), self.kernel_size, self.stride, strict=True):
                 windows = windows.unfold(x.dim() + axis, k, s)
             windows = windows.flatten(-self.axes)  # (n, c, h', w', k k)
-        if needs_plain_ops():
+        if is_compiling():
             return _unit(windows)[1] * self.scale
         return _WindowNorm.apply(windows) * self.scale  # pyright: ignore[reportOperatorIssue]
 
@@ -254,7 +263,7 @@ class L2Pool2d(_L2Pool):
 
     Right for tiny and huge values, and with gradient 0 where a window is 0.
 
-    Example:
+    Examples:
         >>> import torch
         >>> L2Pool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]]))
         tensor([[[[5.]]]])

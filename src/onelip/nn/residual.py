@@ -10,7 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onelip.nn._base import LipschitzModule, UnknownLipschitzConstant
+from onelip.bounds.modules import constant_of
+from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.lipschitz_module import LipschitzModule
 
 
 class ConvexResidual(LipschitzModule):
@@ -24,7 +26,7 @@ class ConvexResidual(LipschitzModule):
         alpha: the weight a of the branch at first; strictly between 0 and 1 if it is learned.
         learnable: whether a is trained (through its logit) or a fixed buffer.
 
-    Example:
+    Examples:
         >>> from onelip.nn.maxmin import MaxMin
         >>> layer = ConvexResidual(MaxMin(), alpha=0.25, learnable=False)
         >>> layer(torch.tensor([[0.0, 4.0]])), layer.lipschitz_constant
@@ -53,8 +55,6 @@ class ConvexResidual(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
-        from onelip.bounds.modules import constant_of  # which knows all layers, this one too
-
         branch = constant_of(self.branch)
         with torch.no_grad():
             a = float(torch.sigmoid(self.logit.double()) if self.learnable else self.get_buffer("fixed_alpha"))

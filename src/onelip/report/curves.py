@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onelip.training.files import write_whole
+from onelip.core.files import write_whole
 
 _WIDTH, _HEIGHT = 9.0, 3.6  # inches; as wide as a page of text
 

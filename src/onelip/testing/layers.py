@@ -1,20 +1,54 @@
-"""Layers to test methods on: every kind, every setting, and weights that have broken other libraries."""
+"""Layers to test methods on: a grid of all settings of each kind, and weights that have broken other libraries.
 
-import warnings
+Note [Covering]
+    All combinations of settings of one kind are thousands of layers. Most faults need two settings together, and those
+    of phases need kernel size, stride and dilation on one axis. So a covering takes, of a list of layers, each one that
+    adds a pair of settings, or in one dimension a triple (kernel size, stride, dilation), that no layer taken before
+    has; of layers without overlap, which are matrices, each that adds a setting. Layers that a method refuses cover
+    nothing: in the end every pair that the method accepts in some layer of the list is in a layer that was taken.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 KINDS = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
-WEIGHTS = ("gaussian", "positive", "zero columns", "zero", "tiny", "huge", "uneven", "one tap", "subnormal", "repeated")
+WEIGHTS = (
+    "gaussian",
+    "ones",
+    "one hot",
+    "rank one",
+    "repeated",
+    "positive",
+    "zero columns",
+    "zero",
+    "one tap",
+    "uneven",
+    "tiny",
+    "huge",
+    "subnormal",
+)
+FULL_TYPES = (torch.float32, torch.float64)
+ALL_TYPES = (*FULL_TYPES, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One layer with its weights and an input shape; `build` makes it anew each time."""
+    """One layer with its weights and an input shape; `build` makes it anew each time.
+
+    Attributes:
+        kind: name of a class of torch.nn.
+        size: spatial size of the input.
+        weights: one of WEIGHTS.
+        promises_size: whether a method that takes `input_size`, but does not need it, is given the size.
+    """
 
     kind: str
     in_channels: int = 2
@@ -30,41 +64,120 @@ class LayerCase:
     weights: str = "gaussian"
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    bias: bool = True
+    promises_size: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.in_channels, *self.size)
 
+    @property
+    def is_transposed(self) -> bool:
+        return self.kind.startswith("ConvT")
+
     def build(self) -> nn.Module:
         """The plain torch layer with the weights of this case."""
+        settings: dict[str, Any] = {"bias": self.bias, "dtype": self.dtype}
         if self.kind == "Linear":
-            layer: nn.Module = nn.Linear(self.in_channels, self.out_channels, dtype=self.dtype)
+            layer: nn.Module = nn.Linear(self.in_channels, self.out_channels, **settings)
         else:
-            settings: dict[str, Any] = {
+            settings |= {
                 "stride": self.stride,
                 "padding": self.padding,
                 "dilation": self.dilation,
                 "groups": self.groups,
                 "padding_mode": self.padding_mode,
-                "dtype": self.dtype,
             }
-            if self.kind.startswith("ConvT"):
+            if self.is_transposed:
                 settings["output_padding"] = self.output_padding
-            layer = getattr(nn, self.kind)(self.in_channels, self.out_channels, self.kernel_size, **settings)
+            kind = getattr(nn, self.kind)
+            layer = kind(self.in_channels, self.out_channels, self.kernel_size, **settings)
         with torch.no_grad():
             assert isinstance(layer.weight, Tensor)
             layer.weight.copy_(make_weight(tuple(layer.weight.shape), self.weights, self.dtype, self.seed))
+            if isinstance(layer.bias, Tensor):
+                layer.bias.copy_(make_weight((self.out_channels, 1), "gaussian", self.dtype, self.seed + 1)[:, 0])
         return layer
+
+    @cached_property
+    def pads(self) -> tuple[tuple[int, int], ...]:
+        """(left, right) for each axis."""
+        if self.padding == "same":
+            return tuple((reach // 2, reach - reach // 2) for reach in self._reaches)
+        if isinstance(self.padding, str):
+            return ((0, 0),) * len(self.kernel_size)
+        return tuple((p, p) for p in self.padding)
+
+    @property
+    def _reaches(self) -> list[int]:
+        return [d * (k - 1) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
 
     def has_output(self) -> bool:
         """Whether torch accepts these settings together and the output is not empty."""
-        try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # torch says that 'same' padding with even kernels costs a copy; once per process is enough.
-                warnings.filterwarnings("ignore", "Using padding='same'")
-                return self.build()(torch.zeros(1, *self.input_shape, dtype=self.dtype)).numel() > 0
-        except (RuntimeError, ValueError):
+        if self.padding == "same" and any(s > 1 for s in self.stride):
             return False
+        most = {"circular": 0, "reflect": 1}.get(self.padding_mode)  # by how much padding must be smaller than images
+        if most is not None and any(p > n - most for n, pad in zip(self.size, self.pads, strict=True) for p in pad):
+            return False
+        if not self.is_transposed:
+            return all(n + sum(p) > r for n, p, r in zip(self.size, self.pads, self._reaches, strict=True))
+        axes = zip(self.size, self.stride, self.pads, self._reaches, self.output_padding, strict=True)
+        return all((n - 1) * s - sum(p) + r + extra >= 0 for n, s, p, r, extra in axes)
+
+    def levels(self) -> dict[str, Hashable]:
+        """The settings that a covering combines."""
+        if self.kind == "Linear":
+            return {"channels": (self.in_channels, self.out_channels, self.dtype)}
+        return {
+            "kernel_size": self.kernel_size,
+            "stride": self.stride,
+            "dilation": self.dilation,
+            "padding": self._padding_level(),
+            "padding_mode": self.padding_mode,
+            "output_padding": self.output_padding,
+            "channels": (self.groups, self.in_channels, self.out_channels),
+        }
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an output reads an input that another one reads, too: without that a convolution is a matrix."""
+        axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
+        return any(k > s // math.gcd(s, d) for k, s, d in axes)
+
+    def lone_levels(self) -> dict[str, Hashable]:
+        """The settings that a covering has to meet, but not in all combinations."""
+        return {"size": self.size, "dtype": self.dtype, "bias": self.bias, "promises_size": self.promises_size}
+
+    def _padding_level(self) -> str:
+        """Numbers by what they do to the size."""
+        if isinstance(self.padding, str):
+            return self.padding
+        totals = [*map(sum, self.pads)]
+        if not any(totals):
+            return "none"
+        if totals == self._reaches:
+            return "keeps the size"
+        return "beyond the kernel" if any(t > 2 * r for t, r in zip(totals, self._reaches, strict=True)) else "other"
+
+    def traits(self) -> frozenset[str]:
+        """What is special about the layer, in words."""
+        found: dict[str, bool] = {
+            "overlapping": self.overlaps,
+            "strided": any(s > 1 for s in self.stride),
+            "kernel no multiple of stride": any(k % s for k, s in zip(self.kernel_size, self.stride, strict=True)),
+            "dilated": any(d > 1 for d in self.dilation),
+            "stride and dilation": any(s > 1 and d > 1 for s, d in zip(self.stride, self.dilation, strict=True)),
+            "common factor": any(math.gcd(s, d) > 1 for s, d in zip(self.stride, self.dilation, strict=True)),
+            "rectangular": len({*self.kernel_size}) > 1 or len({*self.stride}) > 1 or len({*self.dilation}) > 1,
+            "grouped": self.groups > 1,
+            "zero padding": self.padding_mode == "zeros" and any(map(sum, self.pads)),
+            "circular": self.padding_mode == "circular" and any(map(sum, self.pads)),
+            "padding='same'": self.padding == "same",
+            "output padding": any(self.output_padding),
+            "more outputs": self.out_channels > self.in_channels,
+            "more inputs": self.out_channels < self.in_channels,
+        }
+        return frozenset(name for name, holds in found.items() if holds)
 
 
 def make_weight(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int) -> Tensor:
@@ -74,6 +187,16 @@ def make_weight(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int
     limits = torch.finfo(dtype)
     if kind == "positive":  # no cancellation anywhere: the norm is as large as entries of this size allow
         weight = weight.abs()
+    elif kind == "ones":
+        weight.fill_(1)
+    elif kind == "one hot":  # whatever rescales it makes it 1: constants that are too small show
+        place = int(torch.randint(max(1, weight.numel()), (1,), generator=generator))
+        weight.zero_().view(-1)[place : place + 1] = 1
+    elif kind == "rank one":
+        sizes = [(n,) + (1,) * (len(shape) - 1 - axis) for axis, n in enumerate(shape)]
+        weight = torch.ones(shape, dtype=torch.float64)
+        for size in sizes:
+            weight = weight * torch.randn(size, generator=generator, dtype=torch.float64)
     elif kind == "zero columns":
         weight[:, torch.rand(shape[1], generator=generator) < 0.5] = 0
     elif kind == "zero":
@@ -95,57 +218,133 @@ def make_weight(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int
     return weight.clamp(limits.min / 2, limits.max / 2).to(dtype)
 
 
-def layer_cases(
-    *,
-    kinds: tuple[str, ...] = KINDS,
-    weights: tuple[str, ...] = WEIGHTS,
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
-    padding_modes: tuple[str, ...] = ("zeros", "circular"),
-    with_wide: bool = True,
-) -> st.SearchStrategy[LayerCase]:
-    """A hypothesis strategy over all layers with small Jacobians that torch itself accepts."""
+class _Values(NamedTuple):
+    """What the grid of one number of dimensions combines; channels as (groups, inputs, outputs)."""
 
-    @st.composite
-    def draw_case(draw: st.DrawFn) -> LayerCase:
-        kind = draw(st.sampled_from(kinds))
-        dtype, weight = draw(st.sampled_from(dtypes)), draw(st.sampled_from(weights))
-        seed = draw(st.integers(0, 2**20))
-        # Some layers are wide on one side: methods may compute those in another way or precision than narrow ones.
-        # Not in two and three dimensions, where many channels with several Gram steps take minutes.
-        may_be_wide = with_wide and (kind == "Linear" or kind.endswith("1d"))
-        wide = draw(st.sampled_from((None, None, None, "inputs", "outputs"))) if may_be_wide else None
-        channels = {side: st.integers(33, 40) if side == wide else st.integers(1, 3) for side in ("inputs", "outputs")}
-        if kind == "Linear":
-            inputs, outputs = (draw(channels[s] if s == wide else st.integers(1, 9)) for s in ("inputs", "outputs"))
-            return LayerCase(kind, inputs, outputs, weights=weight, dtype=dtype, seed=seed)
-        dims = int(kind[-2])
-        transposed = kind.startswith("ConvT")
-        numbers = {1: (5, 4, 3, 4, 12), 2: (4, 3, 3, 3, 6), 3: (3, 2, 2, 2, 4)}[dims]
+    kernel_size: tuple[tuple[int, ...], ...]
+    stride: tuple[tuple[int, ...], ...]
+    dilation: tuple[tuple[int, ...], ...]
+    channels: tuple[tuple[int, int, int], ...]
+    size: tuple[tuple[int, ...], ...]
 
-        def axes(low: int, high: int) -> tuple[int, ...]:
-            return tuple(draw(st.integers(low, high)) for _ in range(dims))
 
-        groups = draw(st.sampled_from((1, 1, 2)))
-        stride, dilation = axes(1, numbers[1]), axes(1, numbers[2])
-        padding: tuple[int, ...] | str = axes(0, numbers[3])
-        if not transposed and draw(st.booleans()):
-            padding = draw(st.sampled_from(("same", "valid")))
-            stride = (1,) * dims if padding == "same" else stride
-        return LayerCase(
-            kind,
-            in_channels=groups * draw(channels["inputs"]),
-            out_channels=groups * draw(channels["outputs"]),
-            kernel_size=axes(1, numbers[0]),
-            stride=stride,
-            dilation=dilation,
-            padding=padding,
-            output_padding=tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)),
-            groups=groups,
-            padding_mode="zeros" if transposed else draw(st.sampled_from(padding_modes)),
-            size=axes(1, numbers[4] if wide is None else 3),
-            weights=weight,
-            dtype=dtype,
-            seed=seed,
-        )
+_VALUES = {
+    1: _Values(
+        kernel_size=((1,), (2,), (3,), (4,), (5,)),
+        stride=((1,), (2,), (3,), (4,)),
+        dilation=((1,), (2,), (3,)),
+        channels=((1, 2, 2), (1, 1, 3), (1, 3, 2), (2, 4, 4), (2, 4, 6)),
+        size=((7,), (12,)),
+    ),
+    2: _Values(
+        kernel_size=((1, 1), (2, 2), (3, 3), (3, 2), (1, 3), (4, 4)),
+        stride=((1, 1), (2, 2), (1, 2), (3, 3)),
+        dilation=((1, 1), (2, 2), (1, 2)),
+        channels=((1, 2, 2), (1, 1, 3), (1, 3, 2), (2, 4, 4)),
+        size=((4, 5), (6, 4)),
+    ),
+    3: _Values(
+        kernel_size=((1, 1, 1), (2, 1, 2), (1, 3, 2), (3, 1, 3)),
+        stride=((1, 1, 1), (2, 2, 2), (1, 2, 1)),
+        dilation=((1, 1, 1), (1, 2, 1)),
+        channels=((1, 2, 2), (1, 1, 2), (1, 3, 1), (2, 4, 4)),
+        size=((2, 4, 3), (4, 2, 4)),
+    ),
+}
+# Wide ones too: methods may compute those in another way or precision.
+_FEATURES = ((1, 1), (3, 3), (6, 6), (2, 5), (5, 2), (4, 40), (40, 4), (70, 70), (150, 70))
 
-    return draw_case().filter(LayerCase.has_output)
+
+@lru_cache
+def grid(kind: str, *, dtypes: tuple[torch.dtype, ...] = FULL_TYPES, seed: int = 0) -> tuple[LayerCase, ...]:
+    """All layers of one kind that the contract knows, in random order; type, bias and size are drawn for each.
+
+    Examples:
+        >>> cases = grid("ConvTranspose2d")
+        >>> len(cases) > 1000, all(case.has_output() for case in cases)
+        (True, True)
+    """
+    draw = random.Random(f"{kind}{seed}")
+    if kind == "Linear":
+        found = [
+            LayerCase(kind, *features, dtype=dtype, bias=bias)
+            for features, dtype, bias in itertools.product(_FEATURES, dtypes, (True, False))
+        ]
+    else:
+        found = [case for case in _convolutions(kind, dtypes, draw) if case.has_output()]
+    draw.shuffle(found)
+    return tuple(found)
+
+
+def _convolutions(kind: str, dtypes: tuple[torch.dtype, ...], draw: random.Random) -> Iterator[LayerCase]:
+    values = _VALUES[int(kind[-2])]
+    for kernel, stride, dilation, channels in itertools.product(*values[:4]):
+        groups, inputs, outputs = channels
+        copies_pixels = channels == values.channels[0]  # few of those, since methods refuse them
+        for mode, padding, extra in _paddings(kind, kernel, stride, dilation, copies_pixels):
+            yield LayerCase(
+                kind,
+                inputs,
+                outputs,
+                kernel,
+                stride,
+                dilation,
+                padding,
+                extra,
+                groups,
+                mode,
+                draw.choice(values.size),
+                dtype=draw.choice(dtypes),
+                seed=draw.randrange(2**20),
+                bias=draw.random() < 0.5,
+                promises_size=draw.random() < 0.5,
+            )
+
+
+def _paddings(
+    kind: str, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], copies_pixels: bool
+) -> Iterator[tuple[str, tuple[int, ...] | str, tuple[int, ...]]]:
+    """Mode, padding and output padding."""
+    none = (0,) * len(kernel)
+    full = tuple(d * (k - 1) for k, d in zip(kernel, dilation, strict=True))
+    half, beyond = tuple(n // 2 for n in full), tuple(n + 1 for n in full)
+    if kind.startswith("ConvT"):
+        largest = [max(s, d) - 1 for s, d in zip(stride, dilation, strict=True)]
+        extras = dict.fromkeys(tuple(min(extra, n) for n in largest) for extra in (0, 1, max(largest)))
+        for padding, extra in itertools.product(dict.fromkeys((none, half, full)), extras):
+            yield "zeros", padding, extra
+        return
+    numbers = dict.fromkeys((none, half, full, beyond))
+    for padding in (*numbers, "same", "valid"):
+        yield "zeros", padding, none
+    for padding in dict.fromkeys((half, full, "same")):
+        if padding != none:
+            yield "circular", padding, none
+    if any(half) and copies_pixels:
+        yield "reflect", half, none
+        yield "replicate", half, none
+
+
+@lru_cache
+def covering_masks(cases: tuple[LayerCase, ...], strength: int | None) -> tuple[int, ...]:
+    """For each layer a number whose bits are the combinations of settings that it has, Note [Covering].
+
+    Args:
+        cases: layers of one kind.
+        strength: how many settings make a combination, besides (kernel size, stride, dilation); None: all of them, so
+            that no layer is left out.
+    """
+    if strength is None:
+        return tuple(1 << i for i in range(len(cases)))
+    bits: dict[Hashable, int] = {}
+    masks = []
+    for case in cases:
+        together = strength if case.overlaps else 1
+        found: list[Hashable] = [
+            (case.overlaps, levels) for levels in itertools.combinations(case.levels().items(), together)
+        ]
+        found += case.lone_levels().items()
+        if strength >= 2 and len(case.size) == 1:
+            found.append((case.kernel_size, case.stride, case.dilation))
+        masks.append(sum(1 << bits.setdefault(combination, len(bits)) for combination in {*found}))
+    return tuple(masks)

@@ -1,12 +1,12 @@
-"""The norm of a linear layer by brute force: its Jacobian, written out, and singular values in float64."""
+"""Norms by brute force: Jacobians, written out, and singular values in float64."""
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from onelip.export import bake
+from onelip.core.bake import bake
+from onelip.core.geometry import LINEAR_LAYERS
 
 
 @torch.no_grad()
@@ -20,25 +20,47 @@ def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
         layer: a linear or affine layer, plain or parametrized, of any floating-point type.
         input_shape: shape of one sample, without the batch axis.
 
-    Example:
+    Examples:
         >>> exact_jacobian(nn.AvgPool1d(2), (1, 4))
         tensor([[0.5000, 0.5000, 0.0000, 0.0000],
                 [0.0000, 0.0000, 0.5000, 0.5000]], dtype=torch.float64)
     """
-    layer = bake(copy.deepcopy(layer)).double().eval()
+    layer = bake(layer).double().eval()  # a copy
     for module in layer.modules():
-        if isinstance(getattr(module, "bias", None), Tensor):
-            module.register_parameter("bias", None)  # shifts do not matter, and adding them would round
+        if isinstance(bias := getattr(module, "bias", None), Tensor):  # shifts do not matter, and would round
+            if isinstance(module, LINEAR_LAYERS):
+                module.register_parameter("bias", None)
+            else:
+                bias.detach().zero_()
     size = int(torch.Size(input_shape).numel())
     device = next((p.device for p in layer.parameters()), torch.device("cpu"))
     units = torch.eye(size, dtype=torch.float64, device=device).reshape(size, *input_shape)
     return layer(units).reshape(size, -1).T
 
 
+def jacobians_at(layer: nn.Module, points: Tensor) -> Tensor:
+    """The Jacobians (points, outputs, inputs) of a layer, linear or not, at points (points, *input_shape).
+
+    One backward pass: sample i of a batch of copies of a point is asked for output i. The layer must not mix samples.
+
+    Examples:
+        >>> jacobians_at(nn.ReLU(), torch.tensor([[1.0, -1.0]]))
+        tensor([[[1., 0.],
+                 [0., 0.]]])
+    """
+    with torch.no_grad():
+        outputs = layer(points[:1]).numel()
+    with torch.enable_grad():
+        x = points.detach().repeat_interleave(outputs, 0).requires_grad_()
+        y = layer(x).reshape(len(points), outputs, outputs)
+        (rows,) = torch.autograd.grad(y.diagonal(dim1=1, dim2=2).sum(), x)
+    return rows.reshape(len(points), outputs, -1)
+
+
 def exact_norm(layer: nn.Module, input_shape: Sequence[int]) -> float:
     """The largest singular value of `exact_jacobian`.
 
-    Example:
+    Examples:
         >>> exact_norm(nn.Identity(), (3,))
         1.0
     """
@@ -49,7 +71,7 @@ def rounding_allowance(jacobian: Tensor, dtype: torch.dtype) -> float:
     """How far rounding a weight to `dtype` can move the norm of its layer, and the arithmetic on the way to it with it.
 
     Each entry W moves by at most u |W|, so the norm by at most u || |J| ||. The rescaling itself is wrong by some units
-    in the last place; ten of them are granted. For float64 this is some 1e-15.
+    in the last place; ten of them are granted. For float64 this is about 1e-15.
     """
     unit = torch.finfo(dtype).eps / 2
     entrywise = float(torch.linalg.matrix_norm(jacobian.abs(), 2)) if jacobian.numel() else 0.0

@@ -1,83 +1,41 @@
-"""Recipes, the loop that trains by them, and what it leaves behind.
+"""Recipes, training, run directories and evaluation.
 
     recipe = onelip.training.preset("digits").replace(epochs=10)
     results = onelip.training.train(recipe, "runs/first")
     run = onelip.training.load_run("runs/first")
 
-Names are loaded when they are first used: recipes need no torch.
+Names are imported when they are first used: recipes need no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.training.build import LoadedRun, build_model, load_run
-    from onelip.training.display import Display
-    from onelip.training.errors import CheckpointError, Diverged, RecipeError, RunError, Stopped
-    from onelip.training.evaluation import Evaluation, compute_scores, evaluate
-    from onelip.training.loop import train
-    from onelip.training.optimizer import make_optimizer
-    from onelip.training.presets import PRESETS, preset
-    from onelip.training.recipe import Recipe
-    from onelip.training.run_directory import RunDirectory, read_config, read_log
-    from onelip.training.schedule import learning_rate
+    from onelip.core.errors import (
+        CheckpointError as CheckpointError,
+        Diverged as Diverged,
+        RecipeError as RecipeError,
+        RunError as RunError,
+        Stopped as Stopped,
+    )
+    from onelip.training.build import LoadedRun as LoadedRun, build_model as build_model, load_run as load_run
+    from onelip.training.display import Display as Display
+    from onelip.training.distributed import StopRequest as StopRequest, stop_on_signals as stop_on_signals
+    from onelip.training.evaluation import (
+        Constants as Constants,
+        Evaluation as Evaluation,
+        compute_scores as compute_scores,
+        evaluate as evaluate,
+        find_constants as find_constants,
+    )
+    from onelip.training.optimizer import learning_rate as learning_rate, make_optimizer as make_optimizer
+    from onelip.training.recipe import PRESETS as PRESETS, Recipe as Recipe, preset as preset
+    from onelip.training.run_directory import (
+        RunDirectory as RunDirectory,
+        read_config as read_config,
+        read_log as read_log,
+    )
+    from onelip.training.trainer import Learner as Learner, Trainer as Trainer, train as train
 
-_WHERE = {
-    "PRESETS": "presets",
-    "CheckpointError": "errors",
-    "Display": "display",
-    "Diverged": "errors",
-    "Evaluation": "evaluation",
-    "LoadedRun": "build",
-    "Recipe": "recipe",
-    "RecipeError": "errors",
-    "RunDirectory": "run_directory",
-    "RunError": "errors",
-    "Stopped": "errors",
-    "build_model": "build",
-    "compute_scores": "evaluation",
-    "evaluate": "evaluation",
-    "learning_rate": "schedule",
-    "load_run": "build",
-    "make_optimizer": "optimizer",
-    "preset": "presets",
-    "read_config": "run_directory",
-    "read_log": "run_directory",
-    "train": "loop",
-}
-
-__all__ = [
-    "PRESETS",
-    "CheckpointError",
-    "Display",
-    "Diverged",
-    "Evaluation",
-    "LoadedRun",
-    "Recipe",
-    "RecipeError",
-    "RunDirectory",
-    "RunError",
-    "Stopped",
-    "build_model",
-    "compute_scores",
-    "evaluate",
-    "learning_rate",
-    "load_run",
-    "make_optimizer",
-    "preset",
-    "read_config",
-    "read_log",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'onelip.training' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"onelip.training.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

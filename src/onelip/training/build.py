@@ -1,39 +1,36 @@
-"""From a recipe to its network, from a run to the network that it trained."""
+"""From a recipe to its network, and from a run directory to the network that it trained."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from onelip.core.arguments import did_you_mean
+from onelip.core.bake import bake
+from onelip.core.errors import RecipeError, RunError
 from onelip.data import Augmentation, DataError
-from onelip.export import bake
-from onelip.methods._about import options_of as method_options
-from onelip.methods._registry import METHODS, list_methods
+from onelip.methods.about import options_of as options_of_method
+from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
-from onelip.models._registry import options_of
-from onelip.training._fields import suggestion
-from onelip.training._options import parse_options
-from onelip.training.checkpoint import load_checkpoint
-from onelip.training.constants import Constants, constants_of
-from onelip.training.errors import RecipeError, RunError
-from onelip.training.recipe import Recipe
+from onelip.models.registry import model_options
+from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors
+from onelip.training.evaluation import Constants, find_constants
+from onelip.training.objective import resolve_method
+from onelip.training.recipe import Recipe, parse_options
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
-from onelip.training.tensors import read_header, read_tensors, write_tensors
 
 WEIGHTS_FORMAT = "onelip weights 1"
 PLAIN_FORMAT = "onelip plain weights 1"
 
 
 def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> nn.Module:
-    """The network of a recipe, for images (channels, height, width), with weights from torch's random generator."""
-    if recipe.model not in list_models():
-        near = suggestion(recipe.model, list_models())
-        raise RecipeError(f"expected a model of {', '.join(list_models())}, got {recipe.model!r}{near}")
+    """The network of a recipe for images (channels, height, width), initialised from torch's random generator."""
     methods = ["default", "none", *list_methods()]
-    if recipe.method not in methods:
-        near = suggestion(recipe.method, methods)
-        raise RecipeError(f"expected a method of {', '.join(methods)}, got {recipe.method!r}{near}")
+    for kind, name, known in (("model", recipe.model, list_models()), ("method", recipe.method, methods)):
+        if name not in known:
+            raise RecipeError(f"unknown {kind} {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
     options = parse_options(recipe.model_options)
     if recipe.method_options:
         options["method_options"] = parse_options(recipe.method_options)
@@ -47,39 +44,37 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             method=recipe.method,
             **options,
         )
-    except ValueError as error:  # what the model or the method refuses: sizes, values of options, kinds of layers
+    except ValueError as error:  # sizes, values of options or layers that the model or the method does not support
         raise RecipeError(str(error)) from error
     except TypeError as error:  # an option that the model or the method does not have
-        what = _unknown_option(recipe) or f"expected options that {recipe.model} and its method know, got: {error}"
+        what = _unknown_option(recipe) or f"options of {recipe.model} or its method are invalid: {error}"
         raise RecipeError(what) from error
 
 
 def _unknown_option(recipe: Recipe) -> str | None:
-    """The first option that the model or its method does not have, in words; None if the mistake is another."""
-    of_model = options_of(recipe.model)
-    method = of_model.get("method") if recipe.method == "default" else recipe.method
-    known = {"model_options": [name for name in of_model if name not in ("method", "method_options")]}
-    if method not in (None, "none"):
-        known["method_options"] = [option.name for option in method_options(METHODS[method])]
-    for field, names in known.items():
+    """A message about the first option that the model or its method does not have; None if that is not the error."""
+    of_model = [name for name in model_options(recipe.model) if name not in ("method", "method_options")]
+    owners = [("model_options", recipe.model, of_model)]
+    if (method := resolve_method(recipe)) is not None:
+        owners.append(("method_options", method.name, [option.name for option in options_of_method(method)]))
+    for field, owner, names in owners:
         for option in parse_options(getattr(recipe, field)):
             if option not in names:
-                who = recipe.model if field == "model_options" else method
-                near = suggestion(option, names)
-                return f"expected {field} of {who} among {', '.join(names)}, got {option!r}{near}"
+                known = ", ".join(names)
+                return f"{owner} has no option {option!r}; its {field}: {known}{did_you_mean(option, names)}"
     return None
 
 
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
-    """Lay the kernels out as the recipe says; returns how, for the images."""
+    """Set the memory layout of the kernels that the recipe names; returns it, for the images."""
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    # torch's annotations do not know of this use of `to`; it is the documented one.
+    # torch's annotations lack this documented use of `to`.
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
     return layout
 
 
 def make_augmentation(recipe: Recipe) -> Augmentation | None:
-    """The augmentation of a recipe; None for none."""
+    """The augmentation of a recipe; None if there is none."""
     if not recipe.augment:
         return None
     try:
@@ -99,50 +94,63 @@ def make_augmentation(recipe: Recipe) -> Augmentation | None:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run read back."""
+    """The network of a run, from `load_run`.
+
+    Attributes:
+        config: recipe and data of the run.
+        model: as in training.
+        plain: baked: this is evaluated, proved and exported.
+        is_finished: whether these are the final weights, or those of the last checkpoint.
+    """
 
     config: RunConfig
-    model: nn.Module  # as training has it
-    plain: nn.Module  # baked: what is evaluated, proved and shipped
-    constants: Constants  # in real arithmetic
+    model: nn.Module
+    plain: nn.Module
     is_finished: bool
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Lipschitz constants in real arithmetic, computed when they are first used."""
+        return find_constants(self.model, self.plain, self.config.recipe, self.config.shape, effort="high")
 
     @property
     def lipschitz(self) -> float | None:
-        """From the image to the scores; None: nobody vouches."""
+        """The constant of the map from the image to the scores; None if none is proved."""
         return self.constants.total
 
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
-    """weights.safetensors and plain.safetensors."""
+    """Write weights.safetensors and plain.safetensors."""
     write_tensors(run.weights, model.state_dict(), {"format": WEIGHTS_FORMAT})
     write_tensors(run.plain, plain.state_dict(), {"format": PLAIN_FORMAT})
 
 
 def load_run(path: str | Path) -> LoadedRun:
-    """The network of a run directory, on the CPU: of its end, or of its last checkpoint if it has not ended.
+    """Load the network of a run directory, on the CPU: its final weights, or those of the last checkpoint.
 
-    The plain network has the stored numbers bit for bit, whichever machine bakes how.
+    The plain network of a finished run has the stored numbers bit for bit.
+
+    Raises:
+        RunError: if the path holds no run, or its files cannot be used.
     """
-    run = RunDirectory(Path(path))
+    run = RunDirectory(path)
     config = read_config(run)
     try:
         model = build_model(config.recipe, len(config.class_names), config.shape)
     except RecipeError as error:
         raise RunError(f"{run.config}: {error}") from error
-    # The layout decides the order of sums: the same as in training, for the same numbers to the last bit.
+    # The memory layout determines the order of sums: with the same one the results are the same, bit for bit.
     set_layout(model, config.recipe)
     is_finished = run.plain.exists() and run.weights.exists()
-    if not is_finished:
-        load_checkpoint(run.checkpoint, model)
-        plain = bake(model)
-    else:
+    if is_finished:
         _fill(model, run.weights, WEIGHTS_FORMAT)
         plain = bake(model)
         _fill(plain, run.plain, PLAIN_FORMAT)
-    set_layout(plain, config.recipe)  # also of layers that are plain for the first time
-    constants = constants_of(model.eval(), plain.eval(), config.recipe, config.shape, effort="high")
-    return LoadedRun(config, model, plain, constants, is_finished)
+    else:
+        load_checkpoint(run.checkpoint, model)
+        plain = bake(model)
+    set_layout(plain, config.recipe)  # also of layers that baking has created
+    return LoadedRun(config, model.eval(), plain.eval(), is_finished)
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

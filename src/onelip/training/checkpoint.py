@@ -1,107 +1,258 @@
-"""The state of a run between two steps, as one safetensors file: tensors, and a JSON header. Nothing is pickled.
+"""Checkpoints: the state of a run between two steps, as one safetensors file with a JSON header; nothing is pickled.
 
-It holds all that the next step depends on: parameters and buffers, the momentum of SGD, the states of the random
-generators, and where the run is. The learning rate is a function of the step, so it needs no place. Of the data, the
-generator's state at the *beginning* of the epoch is kept, and the batches that are done are skipped again on loading.
-After the last batch of an epoch it is written before the evaluation, which a run that goes on from there does again.
+A checkpoint holds all that the next step depends on: parameters and buffers, the state of the optimizer, the states of
+the random generators, and the position of the run. The learning rate is a function of the step and needs no state. Of
+the data, it keeps the state of the generator at the *start* of the epoch; batches that are done are skipped on loading.
+After the last batch of an epoch the checkpoint is written before the evaluation, which a resumed run then repeats.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from onelip.training.errors import CheckpointError
-from onelip.training.tensors import read_header, read_tensors, write_tensors
+from onelip.core.errors import CheckpointError, Diverged, RunError
+from onelip.core.files import write_whole
 
-FORMAT = "onelip checkpoint 1"
-_MODEL, _MOMENTUM, _RANDOM = "model.", "momentum.", "random."
+FORMAT = "onelip checkpoint 2"
+_MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random."
+
+_KINDS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is: between two steps."""
+    """Where a run is, between two steps.
 
-    epoch: int = 0  # complete epochs, evaluated and logged
-    batch: int = 0  # steps of the next epoch that are done; all of them: it is to be evaluated
-    loss_sum: float = 0.0  # of the training losses of these steps, each weighted with its images
-    images: int = 0  # in these steps
-    seconds: float = 0.0  # of these steps
+    Attributes:
+        epoch: complete epochs, evaluated and logged.
+        batch: steps that are done in the current epoch; after the last of them the epoch is to be evaluated.
+        loss_sum: sum of the training losses of these steps, weighted by their images.
+        images: images in these steps.
+        seconds: time of these steps.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
 
 
 def save_checkpoint(
     path: Path,
     model: nn.Module,
-    optimizer: torch.optim.SGD,
-    random_states: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    random_states: Mapping[str, Tensor],
     position: Position,
     fingerprint: str,
 ) -> None:
-    """Write all of it, or raise and leave the file that is there (see `write_tensors`)."""
+    """Write a checkpoint whole, or raise an error and keep the file that is there (see `write_tensors`).
+
+    Args:
+        path: the file.
+        model: not wrapped for several processes.
+        optimizer: its state of each parameter may contain tensors and numbers.
+        random_states: states of random generators, by name.
+        position: where the run is.
+        fingerprint: of the data.
+    """
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        momentum = optimizer.state[parameter].get("momentum_buffer") if parameter in optimizer.state else None
-        if momentum is not None:
-            tensors[f"{_MOMENTUM}{name}"] = momentum
     tensors |= {f"{_RANDOM}{name}": tensor for name, tensor in random_states.items()}
+    numbers: dict[str, Any] = {}
+    names = _names_by_index(model, optimizer)
+    for index, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            name = f"{_OPTIMIZER}{names[index]}.{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            elif value is not None:
+                numbers[name] = value
     facts = {"format": FORMAT, "position": json.dumps(asdict(position)), "data": fingerprint}
-    write_tensors(path, tensors, facts)
-
-
-def check_same_data(path: Path, kept: str, given: str) -> None:
-    """Refuse data with another fingerprint than the one that the file keeps."""
-    if kept != given:
-        raise CheckpointError(
-            f"{path}: expected the data that the run began with (fingerprint {kept[:12]}…), got other data "
-            f"({given[:12]}…); bring the old data back (say where they are with --data), or start a new run"
-        )
+    write_tensors(path, tensors, facts | {"optimizer": json.dumps(numbers)})
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.SGD | None = None, fingerprint: str | None = None
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, fingerprint: str | None = None
 ) -> tuple[Position, dict[str, Tensor]]:
-    """Fill model and optimizer from the file; returns the position and the states of the random generators.
+    """Load a checkpoint into a model and an optimizer.
 
-    Everything is checked before anything is changed: the format, the data, every name, shape and type, all finite.
-    Without an optimizer only the model is filled.
+    Everything is checked before anything is changed: the format, the data, every name, shape and type, finite values.
+
+    Args:
+        path: the file.
+        model: of the same architecture, not wrapped for several processes.
+        optimizer: None to load only the model.
+        fingerprint: of the data that the run is to continue with; None to accept any.
+
+    Returns:
+        The position, and the states of the random generators.
     """
     header = read_header(path, FORMAT)
-    position = _position(path, header.facts)
+    position, numbers = _read_facts(path, header.facts)
     if fingerprint is not None:
         check_same_data(path, header.facts.get("data", ""), fingerprint)
     state = model.state_dict()
-    # Before the first step there is no momentum; after it every parameter has one.
-    momenta = {name: p for name, p in model.named_parameters() if f"{_MOMENTUM}{name}" in header.tensors}
     like = {f"{_MODEL}{name}": tensor for name, tensor in state.items()}
-    like |= {f"{_MOMENTUM}{name}": parameter for name, parameter in momenta.items()}
-    tensors = read_tensors(path, header, like, also=_RANDOM)
+    tensors = read_tensors(path, header, like, also=(_OPTIMIZER, _RANDOM))
+    kept = numbers | {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
+    of_optimizer = _optimizer_state(path, model, optimizer, kept) if optimizer is not None else None
     with torch.no_grad():
-        # Into the tensors that are there: these have the layout in memory that they had in the steps before.
+        # Into the existing tensors, which have the memory layout that they had in the steps before.
         for name, tensor in state.items():
             tensor.copy_(tensors[f"{_MODEL}{name}"])
-        if optimizer is not None:
-            for name, parameter in momenta.items():
-                buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)
-                optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(tensors[f"{_MOMENTUM}{name}"])
+    if optimizer is not None and of_optimizer is not None:
+        optimizer.load_state_dict(of_optimizer)
     return position, {name.removeprefix(_RANDOM): t for name, t in tensors.items() if name.startswith(_RANDOM)}
 
 
 def read_position(path: Path) -> Position:
-    """Only where the run is."""
-    return _position(path, read_header(path, FORMAT).facts)
+    """The position of a checkpoint."""
+    return _read_facts(path, read_header(path, FORMAT).facts)[0]
 
 
-def _position(path: Path, facts: dict[str, str]) -> Position:
+def check_same_data(path: Path, kept: str, given: str) -> None:
+    """Raise an error unless the data have the fingerprint that the file keeps."""
+    if kept != given:
+        raise CheckpointError(
+            f"{path}: these are not the data that the run started with (fingerprint {given[:12]}…, expected "
+            f"{kept[:12]}…); restore the original data, or pass their path with --data, or start a new run"
+        )
+
+
+def _names_by_index(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    """Names of parameters by the numbers that the optimizer's state dict uses."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True)
+    pairs = (pair for group, packed in groups for pair in zip(group["params"], packed["params"], strict=True))
+    return {index: names[id(parameter)] for parameter, index in pairs}
+
+
+def _optimizer_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A state dict for the optimizer from values by "optimizer.PARAMETER.KEY"."""
+    indices = {name: index for index, name in _names_by_index(model, optimizer).items()}
+    parameters = dict(model.named_parameters())
+    state: dict[int, dict[str, Any]] = {}
+    for full, value in kept.items():
+        name, _, key = full.removeprefix(_OPTIMIZER).rpartition(".")
+        if name not in indices:
+            raise CheckpointError(f"{path}: {full!r} belongs to no parameter; {_OTHER_ARCHITECTURE}")
+        if isinstance(value, Tensor) and value.shape == parameters[name].shape:
+            # In the memory layout of the parameter, as it was in the steps before.
+            value = torch.empty_like(parameters[name], dtype=value.dtype).copy_(value)
+        state.setdefault(indices[name], {})[key] = value
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _read_facts(path: Path, facts: Mapping[str, str]) -> tuple[Position, dict[str, Any]]:
     try:
         content = json.loads(facts["position"])
-        return Position(
+        position = Position(
             epoch=int(content["epoch"]),
             batch=int(content["batch"]),
             loss_sum=float(content["loss_sum"]),
             images=int(content["images"]),
             seconds=float(content["seconds"]),
         )
+        return position, dict(json.loads(facts["optimizer"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: expected a position in the header, got none that can be read") from error
+        raise CheckpointError(f"{path}: the header has no valid position; the file is damaged") from error
+
+
+# Files of tensors: safetensors, written whole, and read only if every name, shape and type is the expected one.
+
+_OTHER_ARCHITECTURE = "it is of another architecture; use the config.json that was written with it"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a file before its tensors are read.
+
+    Attributes:
+        facts: metadata.
+        tensors: shape and type of each tensor, by name.
+    """
+
+    facts: dict[str, str]
+    tensors: dict[str, tuple[tuple[int, ...], str]]
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: dict[str, str]) -> None:
+    """Write a file whole, or raise an error and keep the file that is there.
+
+    Raises:
+        Diverged: if a number is not finite: such a state must not replace a good one.
+        CheckpointError: if the file cannot be written.
+    """
+    for name, tensor in tensors.items():
+        if not _is_finite(tensor):
+            raise Diverged(f"NaN or infinity in {name!r}")
+    # Shared memory and strides are not part of the format: each tensor is copied.
+    own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    try:
+        write_whole(path, save(own, facts))
+    except RunError as error:
+        kept = "the last good one is kept" if path.exists() else "nothing was saved before"
+        raise CheckpointError(f"{error}; {kept}") from error
+
+
+def read_header(path: Path, format: str) -> Header:
+    """Names, shapes and metadata of a file of the given format."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts = file.metadata() or {}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            tensors = {name: (tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: the file is missing") from error
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: replaced while it is opened
+        raise CheckpointError(
+            f"{path}: the file is damaged or truncated ({error}); restore it from a copy, or start a new run"
+        ) from error
+    if facts.get("format") != format:
+        raise CheckpointError(
+            f"{path}: expected the format {format!r}, got {facts.get('format')!r}; use the onelip that wrote it"
+        )
+    return Header(facts, tensors)
+
+
+def read_tensors(
+    path: Path, header: Header, like: Mapping[str, Tensor], also: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
+    """The tensors of a file, which must be exactly those of `like`, besides names that start with one of `also`."""
+    got = {name for name in header.tensors if not name.startswith(also)}
+    if missing := sorted(like.keys() - got):
+        raise CheckpointError(
+            f"{path}: the tensor {missing[0]!r} is missing ({len(missing)} in total); {_OTHER_ARCHITECTURE}"
+        )
+    if extra := sorted(got - like.keys()):
+        raise CheckpointError(f"{path}: the model has no tensor {extra[0]!r}; {_OTHER_ARCHITECTURE}")
+    for name, tensor in like.items():
+        wanted, found = (tuple(tensor.shape), _KINDS.get(tensor.dtype)), header.tensors[name]
+        if wanted != found:
+            raise CheckpointError(
+                f"{path}: expected {name!r} of {_format_kind(wanted)}, got {_format_kind(found)}; {_OTHER_ARCHITECTURE}"
+            )
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in header.tensors}
+    for name, tensor in tensors.items():
+        if not _is_finite(tensor):
+            raise CheckpointError(f"{path}: NaN or infinity in {name!r}; the file is damaged")
+    return tensors
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
+
+
+def _format_kind(kind: tuple[tuple[int, ...], str | None]) -> str:
+    shape, name = kind
+    return f"shape {'x'.join(map(str, shape)) or '()'} and type {name}"

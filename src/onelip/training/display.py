@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar in a terminal, plain lines elsewhere, a table at the end."""
+"""Progress of a run on the console: a bar in a terminal, lines elsewhere, and the table of results."""
 
 import time
 from typing import Any
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-# Without a terminal nobody watches a bar; a line this often shows that the run lives.
+# Without a terminal a line at this interval shows that the run is alive.
 _SECONDS_BETWEEN_LINES = 30.0
 
 
@@ -23,7 +23,7 @@ class Display:
         self._last_line = 0.0
 
     def start(self, epochs: int, steps: int, done: int) -> None:
-        """The run begins, or goes on after `done` steps."""
+        """The run starts, or resumes after `done` steps."""
         self.epochs, self.steps, self.first = epochs, steps, done
         self._start = self._last_line = time.monotonic()
         self._pauses, self._images = 0.0, 0
@@ -34,7 +34,7 @@ class Display:
             self.progress.start()
 
     def step(self, epoch: int, step: int, images: int, loss: float) -> None:
-        """A step is done: the `step`th of the run, in `epoch`, with so many images."""
+        """Step number `step` of the run, in epoch number `epoch`, is done; it had this many images."""
         if self.console is None:
             return
         seconds = max(time.monotonic() - self._start - self._pauses, 1e-9)
@@ -49,38 +49,38 @@ class Display:
             self.console.print(f"step {step}/{self.steps}: {rates}", highlight=False, soft_wrap=True)
 
     def pause(self, seconds: float) -> None:
-        """Time that was not spent on steps; it does not count for images per second."""
+        """Seconds that were not spent on steps; they do not count for images per second."""
         self._pauses += seconds
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def print(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
         if self.console is not None:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done and evaluated, as the log has it."""
+        """An epoch is done and evaluated; `line` is its entry in the log."""
         width = len(str(self.epochs))
         shares = [f"{radius}: {_percent(value)}" for radius, value in line["cra"].items()]
-        self.say(
+        self.print(
             f"epoch {line['epoch']:>{width}}/{self.epochs}  loss {line['train_loss']:.4f}  {line['split']}: accuracy "
             f"{_percent(line['accuracy'])} %, CRA {', '.join(shares)} %, mean margin {_number(line['mean_margin'])}"
         )
         self._last_line = time.monotonic()
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = None
 
 
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
-    """The table of an evaluation, as `Evaluation.to_json` gives it."""
+    """The table of an evaluation, in the form of `Evaluation.to_json`."""
     title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
     table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class" if per_class else "")
     for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # no word is cut
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # words are not cut
     for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]:
         shares = [row["accuracy"], *row["cra"].values()]
         numbers = map(_number, (row["mean_margin"], row["median_margin"]))

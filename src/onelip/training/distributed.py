@@ -1,24 +1,30 @@
-"""One process or many: who this one is, what it computes on, and the few things that all must agree on.
+"""One process or several: device and threads of this one, communication with the others, requests to stop.
 
-torchrun tells each process who it is by environment variables; without them there is one process.
+torchrun sets environment variables that identify each process; without them there is one process.
 """
 
 import gc
 import os
+import signal
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from onelip.training.errors import OtherFailed, RecipeError, RunError
+from onelip.core.errors import OtherProcessFailed, RecipeError, RunError
 
 T = TypeVar("T")
+
+_TORCHRUN_SECONDS = 5.0  # a second SIGINT within this time under torchrun is the first one, forwarded
 
 
 @dataclass(frozen=True)
@@ -31,25 +37,25 @@ class Process:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that logs, evaluates and writes."""
+        """Whether this is the process that logs, evaluates and writes files."""
         return self.rank == 0
 
-    def share(self, value: Any) -> Any:
-        """What the first process has, for all."""
+    def broadcast(self, value: Any) -> Any:
+        """The value of the first process, in all processes."""
         if self.count == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
         return box[0]
 
-    def together(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do what may fail in one process alone (files, mostly). If it does, all fail, and one says why.
+    def run_on_all(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run something that can fail in one process alone, such as writing a file; if it fails in one, all fail.
 
-        Were one to leave by itself, the others would lose the connection in the middle of a step, and their
-        tracebacks would bury the reason.
+        If only one process raised an error, the others would lose the connection in the middle of a step, and their
+        tracebacks would hide the reason.
 
         Raises:
-            OtherFailed: in all processes but the first of those that failed; that one raises its own error.
+            OtherProcessFailed: in all processes but the first one that failed, which raises its own error.
         """
         if self.count == 1:
             return work(*arguments)
@@ -61,23 +67,23 @@ class Process:
             failure = error
         failed: list[Any] = [None] * self.count
         dist.all_gather_object(failed, None if failure is None else str(failure))
-        speaker = next((rank for rank, text in enumerate(failed) if text is not None), None)
-        if speaker is None:
+        first = next((rank for rank, text in enumerate(failed) if text is not None), None)
+        if first is None:
             return result[0]
-        if failure is not None and speaker == self.rank:
+        if failure is not None and first == self.rank:
             raise failure
-        raise OtherFailed(f"process {speaker} failed: {failed[speaker]}") from failure
+        raise OtherProcessFailed(f"process {first} failed: {failed[first]}") from failure
 
-    def largest(self, *values: int) -> list[int]:
-        """The largest of each value over all processes: what one wants (to stop, to save), all do after this step."""
+    def max_over_ranks(self, *values: int) -> list[int]:
+        """The maximum of each value over all processes: if one has to stop or to save, all do."""
         if self.count == 1:
             return list(values)
         box = torch.tensor(values, device=self.device)
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
         return box.tolist()
 
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes."""
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, in place."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -85,29 +91,29 @@ class Process:
 
 @contextmanager
 def processes(device: str) -> Iterator[Process]:
-    """Join the other processes, if there are any, for as long as the context lasts."""
+    """Connect to the other processes, if there are any, within the context."""
     count, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = find_device(device, local_rank if count > 1 else None)
     if count == 1:
         yield Process(chosen)
         return
-    # Hours: the others wait while the first evaluates.
+    # A timeout of hours, since the others wait while the first one evaluates.
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=4))
-    # The C++ part of DistributedDataParallel holds the group. Were it the last to let go of it, it would wait for the
-    # group's threads while it keeps Python's lock, and they may wait for that lock: seen as a process that never ends.
-    # So every network goes before the group: those that an exception's frames keep, and those in cycles.
+    # The C++ part of DistributedDataParallel holds a reference to the group. If it were the last one, it would wait for
+    # the group's threads while holding the GIL, which they may wait for: the process would never end. So every network
+    # is released before the group: those in the frames of an exception, and those in reference cycles.
     try:
         with warnings.catch_warnings():
-            # It means kernels of one tap: the strides of their axes of length one say nothing.
+            # Caused by kernels of one tap, whose axes of length one can have any stride.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield Process(chosen, rank, count)
     except BaseException as error:
-        clear_frames(error)
+        _clear_frames(error)
         if _is_lost_connection(error):
             raise RunError(
-                f"process {rank} of {count} lost the connection to another, which ended; its own message says why"
+                f"process {rank} of {count} lost the connection to another process, which has ended; see its message"
             ) from error
         raise
     finally:
@@ -116,16 +122,16 @@ def processes(device: str) -> Iterator[Process]:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an error only says that another process is gone; gloo has no type of its own for that."""
+    """Whether an error only means that another process has ended; gloo has no exception type for it."""
     if not isinstance(error, RuntimeError) or os.environ.get("ONELIP_TRACEBACK"):
         return False
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo/transport" in str(error))
 
 
-def clear_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error hold, and those of all errors that it was raised from or during."""
+def _clear_frames(error: BaseException) -> None:
+    """Release the local variables in the frames of an error, of its causes and of its contexts."""
     waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()  # chains may go round in a circle
+    seen: set[int] = set()  # chains can be circular
     while waiting:
         link = waiting.pop()
         if link is not None and id(link) not in seen:
@@ -136,9 +142,9 @@ def clear_frames(error: BaseException) -> None:
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads within the context; 0 leaves the number as it is."""
+    """Compute with this number of threads within the context; 0 changes nothing."""
     before = torch.get_num_threads()
-    if count:  # to set what is set already would change how torch's libraries use them: `onelip.methods._inverse`
+    if count:  # even setting the current number would change how torch's libraries use them: see fourier/inverse.py
         torch.set_num_threads(count)
     try:
         yield
@@ -150,7 +156,7 @@ def use_threads(count: int) -> Iterator[None]:
 def find_device(name: str, local_rank: int | None = None) -> torch.device:
     """The device that a recipe names; "auto" is a GPU if there is one.
 
-    Example:
+    Examples:
         >>> find_device("cpu")
         device(type='cpu')
     """
@@ -159,15 +165,70 @@ def find_device(name: str, local_rank: int | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise RecipeError(f"expected a device as torch names them (cpu, cuda, cuda:1, mps), got {name!r}") from error
+        raise RecipeError(f"unknown device {name!r}; use cpu, cuda, cuda:1 or mps") from error
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise RecipeError(f"expected a device of this machine, got {name!r}, and torch sees no GPU; use cpu")
+            raise RecipeError(f"device {name!r} is not available: torch finds no GPU; use cpu")
         if local_rank is not None:
             device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     elif device.type == "mps" and not torch.backends.mps.is_available():
-        raise RecipeError(f"expected a device of this machine, got {name!r}, which torch does not see; use cpu")
+        raise RecipeError(f"device {name!r} is not available on this machine; use cpu")
     elif device.type not in ("cpu", "mps"):
-        raise RecipeError(f"expected a device to train on (cpu, cuda, mps), got {name!r}")
+        raise RecipeError(f"cannot train on device {name!r}; use cpu, cuda or mps")
     return device
+
+
+class StopRequest:
+    """A request to stop a run after the current step; pass it to `onelip.train` and call it, e.g. from another thread.
+
+    Attributes:
+        signal_number: the signal that requested the stop; 0 while there is no request.
+
+    Examples:
+        >>> stop = StopRequest()
+        >>> stop()
+        >>> stop.signal_number == signal.SIGTERM
+        True
+    """
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self.requested_at = 0.0  # time.monotonic
+
+    def __call__(self, signal_number: int = signal.SIGTERM) -> None:
+        if not self.signal_number:
+            self.signal_number, self.requested_at = signal_number, time.monotonic()
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn SIGINT and SIGTERM into a stop request within the context; the handlers before it are restored.
+
+    A second Ctrl-C raises KeyboardInterrupt. A second SIGTERM does not. Neither does a second SIGINT within seconds
+    under torchrun, which forwards the SIGINT that a process may also get from the terminal: that is one request, and
+    the run should be saved.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+        yield request
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if number == request.signal_number == signal.SIGINT and not _is_forwarded(request):
+            raise KeyboardInterrupt
+        request(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_forwarded(request: StopRequest) -> bool:
+    """Whether a second signal may be the first one again, forwarded by torchrun."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - request.requested_at < _TORCHRUN_SECONDS

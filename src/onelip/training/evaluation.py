@@ -1,64 +1,176 @@
-"""Accuracy and certified robust accuracy of a network, in the ordinary mode of the literature.
+r"""Accuracy and certified robust accuracy of a network, in real arithmetic, and the constants that they rest on.
 
-The network is baked and runs in float32, whatever the training ran in. Radii follow from its Lipschitz constant, by
-construction or by bounds of its stored weights (`onelip.training.constants`), in real arithmetic. The rounding of the
-forward pass is not in these numbers.
+The network is baked and runs in float32, whatever training used. Its constants come from its construction: the product
+of what the methods prove of the layers for every weight. Where a method proves nothing (free or penalised weights) the
+stored weights of the baked network are bounded, layer by layer (`onelip.bounds`). Estimates of training are never used.
+Either way
+
+$$ f_i - f_j \text{ has the constant } \sqrt 2\,L, \quad \text{or per pair of classes} \quad K |w_i - w_j|, $$
+
+with $K$ the constant of the features and $w$ the rows of the last layer; LMT, GloRo and last-layer normalisation
+certify with the second. The rounding of the forward pass is not part of these numbers: `onelip.certify` includes it.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from onelip._precision import full_precision
-from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins
-from onelip.data import to_float
-from onelip.losses import OffsetCrossEntropy
-from onelip.training.constants import BY_CONSTRUCTION, Constants
+from onelip._summary import summary
+from onelip.bounds import bound_layer
+from onelip.bounds.modules import is_changed, vouch
+from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.images import to_float
+from onelip.core.parametrization import find_parametrization
+from onelip.core.precision import full_precision
+from onelip.core.rounding import multiply_up
+from onelip.losses.chain import head_rows, links, output_shape, pair_distances, split_head
+from onelip.methods.norms.last_layer import UnitRows
+from onelip.training.objective import certifies_pairs, resolve_method
+from onelip.training.recipe import Recipe
 
-MODE = BY_CONSTRUCTION
+Effort = Literal["quick", "normal", "high"]
+
+BY_CONSTRUCTION = "by construction (real arithmetic)"
+BY_WEIGHTS = "by bounds of the stored weights (real arithmetic)"
+BY_PAIRS = "by bounds of the stored weights, per pair of classes (real arithmetic)"
+
+# Covers the rounding of float64 sums over a row of the last layer, which is at most 2^-53 * 2^13 terms.
+_SLACK = 1 + 1e-12
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Lipschitz constants that radii are computed from.
+
+    Attributes:
+        total: constant of the map from the image to the scores; None if none is proved.
+        pairs: (classes, classes) float64, constants of f_i - f_j; None to use sqrt(2) times the total.
+        mode: how they were obtained.
+    """
+
+    total: float | None
+    pairs: Tensor | None = None
+    mode: str = BY_CONSTRUCTION
+
+    @property
+    def slopes(self) -> Tensor | float | None:
+        """Constants of f_i - f_j: one for each pair, or one for all; None if none is proved."""
+        if self.total is None:
+            return None
+        return math.sqrt(2) * self.total if self.pairs is None else self.pairs
+
+
+def find_constants(
+    model: nn.Module, plain: nn.Module, recipe: Recipe, shape: Sequence[int], effort: Effort = "normal"
+) -> Constants:
+    """The constants of a network. Plain layers without any method are not bounded here: `onelip audit` does that.
+
+    Args:
+        model: as in training.
+        plain: the same, baked.
+        recipe: names the method and the loss.
+        shape: of an image (channels, height, width).
+        effort: how much work to spend on small bounds, where bounds are needed.
+    """
+    per_pair = certifies_pairs(recipe) or _has_normalised_rows(model)
+    parts = split_head(plain) if per_pair else None
+    if parts is None:
+        known = summary(model).constant
+        if known is not None or resolve_method(recipe) is None:
+            return Constants(known)
+        return Constants(bound_chain(links(plain), effort), None, BY_WEIGHTS)
+    features, head = parts
+    before, after = bound_chain(features, effort), bound_chain(head, effort)
+    if before is None or after is None:
+        return Constants(None, None, BY_PAIRS)
+    return Constants(multiply_up(before, after), _pair_constants(features, head, shape, before), BY_PAIRS)
+
+
+def _has_normalised_rows(model: nn.Module) -> bool:
+    parts = split_head(model)
+    return parts is not None and isinstance(find_parametrization(parts[1][0]), UnitRows)
+
+
+def bound_chain(modules: Iterable[nn.Module], effort: Effort = "normal") -> float | None:
+    """A proved constant of modules applied one after the other, with the weights they store.
+
+    Returns:
+        The constant; None if no constant of one of the modules is proved.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> _ = nn.init.constant_(layer.weight, 2.0)
+        >>> 2.0 <= bound_chain([layer, nn.ReLU()]) < 2.0 + 1e-9
+        True
+    """
+    product = 1.0
+    for module in modules:
+        if isinstance(module, LINEAR_LAYERS) and not is_changed(module):
+            try:
+                factor: float | None = bound_layer(module, effort=effort).value
+            except UnsupportedLayer:
+                return None
+        else:
+            factor = vouch(module).constant
+        if factor is None:
+            return None
+        product = multiply_up(product, factor)
+    return product
+
+
+def _pair_constants(features: list[nn.Module], head: list[nn.Module], shape: Sequence[int], before: float) -> Tensor:
+    weight = next(head[0].parameters())
+    feature_shape = output_shape(features, torch.zeros(1, *shape, dtype=weight.dtype, device=weight.device))
+    # Copies in float64 on the CPU, in which float32 weights are exact.
+    wide = [copy.deepcopy(module).cpu().double().eval() for module in head]
+    rows = head_rows(wide, feature_shape, torch.zeros((), dtype=torch.float64)).detach()
+    return pair_distances(rows) * _SLACK * (before * _SLACK)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The numbers of a set of images."""
+    """Results on a set of images.
+
+    Attributes:
+        images: their number.
+        accuracy: share of images whose label has the largest score; ties do not count.
+        cra: certified robust accuracy by radius; None if no constant is proved.
+        mean_margin: mean of f_y - max f_i, negative where the network is wrong; None if a score is not finite.
+        median_margin: the median of the same.
+    """
 
     images: int
     accuracy: float
-    cra: dict[str, float | None]  # by radius; None where the network has no known constant
-    mean_margin: float | None  # of f_y - max f_i, negative where the network is wrong; None if a score is not finite
+    cra: dict[str, float | None]
+    mean_margin: float | None
     median_margin: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As the log has it."""
-        return {
-            "images": self.images,
-            "accuracy": self.accuracy,
-            "cra": self.cra,
-            "mean_margin": self.mean_margin,
-            "median_margin": self.median_margin,
-        }
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` finds."""
+    """The result of `evaluate`."""
 
     total: Scores
     loss: float | None
     lipschitz: float | None
     per_class: dict[int, Scores]
-    mode: str = MODE
+    mode: str
 
-    def to_json(self, class_names: tuple[str, ...]) -> dict[str, Any]:
-        """Everything, with names of the classes."""
+    def to_json(self, class_names: Sequence[str]) -> dict[str, Any]:
+        """All results, with the names of the classes."""
         return {
-            **self.total.to_json(),
+            **asdict(self.total),
             "loss": self.loss,
             "lipschitz": self.lipschitz,
             "mode": self.mode,
-            "per_class": [{"name": class_names[k], **scores.to_json()} for k, scores in self.per_class.items()],
+            "per_class": [{"name": class_names[k], **asdict(scores)} for k, scores in self.per_class.items()],
         }
 
 
@@ -66,12 +178,10 @@ def evaluate(
     plain: nn.Module,
     images: Tensor,
     labels: Tensor,
+    constants: Constants,
     *,
-    lipschitz: float | None,
-    pairs: Tensor | None = None,
-    mode: str = MODE,
-    loss: OffsetCrossEntropy | None = None,
-    radii: tuple[float, ...] = PAPER_RADII,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    radii: Sequence[float] = PAPER_RADII,
     batch_size: int = 500,
 ) -> Evaluation:
     """Evaluate a network on uint8 images.
@@ -80,35 +190,42 @@ def evaluate(
         plain: the baked network (`onelip.bake`), in float32; it is put into eval mode.
         images: (N, C, H, W) uint8.
         labels: (N) int64.
-        lipschitz: the constant to certify with, e.g. `onelip.summary(model).constant`; None certifies nothing.
-        pairs: constants of the differences f_i - f_j (classes, classes), to certify with instead of sqrt(2) lipschitz;
-            see `onelip.training.constants`.
-        mode: how the constants were come by, for the report.
-        loss: evaluated too, with its own offset and temperature.
-        radii: where to take the certified robust accuracy.
-        batch_size: images at a time; changes nothing but speed and memory.
+        constants: to certify with, from `find_constants`, or `Constants(onelip.summary(model).constant)`.
+        loss: a loss of (scores, labels) to evaluate too.
+        radii: where to compute the certified robust accuracy.
+        batch_size: images per forward pass; changes only speed and memory.
     """
     scores = compute_scores(plain, images, batch_size)
     margin = margins(scores, labels)
-    total_loss = None if loss is None else finite_or_none(float(loss(scores, labels)))
+    found = None if constants.slopes is None else real_radii(scores, constants.slopes)
+    mean_loss = None if loss is None else _finite_or_none(float(loss(scores, labels)))
 
-    def of(chosen: Tensor) -> Scores:
-        return _scores(scores[chosen], labels[chosen], margin[chosen], lipschitz, pairs, radii)
+    def part(chosen: Tensor) -> Scores:
+        return _scores(margin[chosen], None if found is None else found[chosen], radii)
 
-    per_class = {label: of(labels == label) for label in torch.unique(labels).tolist()}
-    return Evaluation(of(torch.ones_like(labels, dtype=torch.bool)), total_loss, lipschitz, per_class, mode)
+    per_class = {label: part(labels == label) for label in torch.unique(labels).tolist()}
+    everything = part(torch.ones_like(labels, dtype=torch.bool))
+    return Evaluation(everything, mean_loss, constants.total, per_class, constants.mode)
 
 
-def evaluate_with(
-    known: Constants, plain: nn.Module, images: Tensor, labels: Tensor, loss: OffsetCrossEntropy
-) -> Evaluation:
-    """`evaluate` with the constants of the network, whichever they are."""
-    return evaluate(plain, images, labels, lipschitz=known.total, pairs=known.pairs, mode=known.mode, loss=loss)
+def _scores(margin: Tensor, found: Tensor | None, radii: Sequence[float]) -> Scores:
+    right = margin > 0  # false for ties and for NaN
+
+    def cra(radius: float) -> float | None:
+        return None if found is None else certified_accuracy(right, found, radius, inclusive=False)
+
+    return Scores(
+        images=len(margin),
+        accuracy=int(right.sum()) / len(right),
+        cra={radius_name(radius): cra(radius) for radius in radii},
+        mean_margin=_finite_or_none(float(margin.mean())),
+        median_margin=_finite_or_none(float(margin.quantile(0.5))),
+    )
 
 
 @torch.no_grad()
 def compute_scores(plain: nn.Module, images: Tensor, batch_size: int = 500) -> Tensor:
-    """Logits (N, classes) of uint8 images in float32, on the CPU; never under autocast."""
+    """Scores (N, classes) of uint8 images in float32, on the CPU, never under autocast."""
     plain.eval()
     weight = next(plain.parameters())
     layout = torch.channels_last if is_channels_last(plain) else torch.contiguous_format
@@ -121,64 +238,10 @@ def compute_scores(plain: nn.Module, images: Tensor, batch_size: int = 500) -> T
 
 
 def is_channels_last(model: nn.Module) -> bool:
-    """Whether the kernels lie in memory with their channels last, so that images should too."""
+    """Whether the kernels have the channels-last memory layout, so that images should have it too."""
     kernels = [p for p in model.parameters() if p.dim() == 4]
     return any(not p.is_contiguous() and p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
 
 
-def _scores(
-    scores: Tensor,
-    labels: Tensor,
-    margin: Tensor,
-    lipschitz: float | None,
-    pairs: Tensor | None,
-    radii: tuple[float, ...],
-) -> Scores:
-    def cra(radius: float) -> float | None:
-        if lipschitz is None:
-            return None
-        if pairs is None:
-            return certified_accuracy(margin, radius, lipschitz)
-        return int(certified_by_pairs(scores, labels, radius, pairs).sum()) / len(labels)
-
-    return Scores(
-        images=len(margin),
-        accuracy=certified_accuracy(margin, 0.0),
-        cra={radius_name(radius): cra(radius) for radius in radii},
-        mean_margin=finite_or_none(float(margin.mean())),
-        median_margin=finite_or_none(float(margin.quantile(0.5))),
-    )
-
-
-def certified_by_pairs(scores: Tensor, labels: Tensor, radius: float, pairs: Tensor) -> Tensor:
-    """Whether f_y - f_i > pairs[y, i] * radius for every other class i (N); a NaN is never certified.
-
-    Example:
-        >>> scores, labels = torch.tensor([[2.0, 0.0], [0.5, 0.0]]), torch.tensor([0, 0])
-        >>> certified_by_pairs(scores, labels, 1.0, torch.ones(2, 2))
-        tensor([ True, False])
-    """
-    if not radius >= 0:
-        raise ValueError(f"expected a radius of at least 0, got {radius!r}")
-    wide, right = scores.detach().double(), labels[:, None]
-    needed = pairs.double()[labels] * radius
-    holds = (wide.gather(1, right) - wide > needed).scatter(1, right, True)
-    return holds.all(1) & wide.isfinite().all(1)
-
-
-def radius_name(radius: float) -> str:
-    """As papers write it.
-
-    Example:
-        >>> radius_name(36 / 255), radius_name(1.0)
-        ('36/255', '1')
-    """
-    parts = radius * 255
-    if radius % 1 and abs(parts - round(parts)) < 1e-9:
-        return f"{round(parts)}/255"
-    return f"{radius:g}"
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if abs(value) < float("inf") else None
+def _finite_or_none(value: float) -> float | None:
+    return value if abs(value) < math.inf else None  # JSON has no NaN

@@ -1,49 +1,99 @@
-"""What a step of training makes smaller, and what comes after it: the recipe's loss, or what its method asks for.
+"""What a step of training minimises: the method and the loss that a recipe names."""
 
-    parametrization   loss = the recipe's
-    projection        loss = the recipe's; after the step the weights are projected
-    penalty           loss = the recipe's + penalty
-    loss              loss = the method's own
-
-The mean over a batch is shared among processes: each gives the sum over its images divided by the size of the whole
-batch, and a term of the weights alone in proportion to its images, so that the parts add up to the loss of one process.
-"""
-
-from contextlib import AbstractContextManager
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onelip.losses import OffsetCrossEntropy
-from onelip.methods._method import Method, Step, Term
-from onelip.methods._registry import METHODS
-from onelip.training._options import parse_options
-from onelip.training.errors import RecipeError
-from onelip.training.recipe import Recipe
+from onelip.core.errors import RecipeError
+from onelip.core.parametrization import find_parametrization
+from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss, list_losses
+from onelip.methods.method import Method
+from onelip.methods.norms.projection import Projection, project
+from onelip.methods.registry import METHODS
+from onelip.models.registry import model_options
+from onelip.training.recipe import Recipe, parse_options
+
+
+def resolve_method(recipe: Recipe) -> Method | None:
+    """The method of a recipe; "default" is the model's own. None for plain layers.
+
+    Examples:
+        >>> resolve_method(Recipe()).name, resolve_method(Recipe(method="none"))
+        ('aol', None)
+    """
+    name = model_options(recipe.model).get("method") if recipe.method == "default" else recipe.method
+    return None if name in (None, "none") else METHODS[name]
+
+
+def resolve_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
+    """Name and options of the loss of a recipe; "default" is what the method asks for.
+
+    Examples:
+        >>> resolve_loss(Recipe()), resolve_loss(Recipe(method="soc-cr"))
+        (('offset-cross-entropy', {}), ('certificate-regularisation', {'per_pair': True}))
+    """
+    given = parse_options(recipe.loss_options)
+    if recipe.loss != "default":
+        return recipe.loss, given
+    method = resolve_method(recipe)
+    if method is None or method.loss is None:
+        return "offset-cross-entropy", given
+    return method.loss, {**method.loss_options, **given}
+
+
+def make_loss(recipe: Recipe) -> Callable[..., Tensor]:
+    """The loss of a recipe, called as `onelip.losses` describes; it may return one value per image.
+
+    Raises:
+        RecipeError: if there is no such loss, or an option is invalid.
+    """
+    name, options = resolve_loss(recipe)
+    own = {"offset": recipe.offset, "temperature": recipe.temperature, "reduction": "none"}
+    try:
+        found = find_loss(name)
+        named = inspect.signature(found).parameters if inspect.isclass(found) else {}
+        own = {key: value for key, value in own.items() if key in named}
+        if twice := sorted(own.keys() & options.keys()):
+            raise ValueError(f"{twice[0]} is not among the loss options; the recipe's field {twice[0]} sets it")
+        return create_loss(name, **own, **options)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"loss {name}: {error}") from error
+
+
+def certifies_pairs(recipe: Recipe) -> bool:
+    """Whether the method or the loss of a recipe certifies each pair of classes with a constant of its own."""
+    method, (name, _) = resolve_method(recipe), resolve_loss(recipe)
+    if method is not None and method.certificate == "pairs":
+        return True
+    # A loss that is not registered is not imported for this: a run can be evaluated where its module is missing.
+    return name in list_losses() and getattr(make_loss(recipe), "certificate", "constant") == "pairs"
 
 
 class Objective:
-    """Made from a recipe and its model; `objective(...)` is this process's part of the loss.
+    """The loss of a training step, and the projection after it.
+
+    The mean over a batch is split among processes: each returns its sum over its images divided by the size of the
+    whole batch, so that the parts add up to the loss that one process would have.
 
     Args:
-        recipe: names the method, and holds the options of its term among `method_options`.
+        recipe: names the method and the loss.
         model: the network, not wrapped for several processes.
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
         self.model = model
-        self.method = METHODS.get(recipe.method)
-        self.summed = OffsetCrossEntropy(recipe.offset, recipe.temperature, reduction="sum")
-        self.each = OffsetCrossEntropy(recipe.offset, recipe.temperature, reduction="none")
-        self.loss = _make(recipe, self.method, "loss")
-        self.penalty = _make(recipe, self.method, "penalty")
-        self.needs_input_gradient = any(
-            getattr(term, "needs_input_gradient", False) for term in (self.loss, self.penalty)
-        )
+        self.loss = make_loss(recipe)
+        self.name = resolve_loss(recipe)[0]
+        self.is_projected = any(isinstance(find_parametrization(m), Projection) for m in model.modules())
 
     def __call__(
         self,
-        trained: nn.Module,
+        network: nn.Module,
         images: Tensor,
         labels: Tensor,
         *,
@@ -54,43 +104,46 @@ class Objective:
         """Run the network and compute the loss.
 
         Args:
-            trained: the network to call: the model, or what wraps it.
-            images: (N, C, H, W), this process's part of the batch.
+            network: the network to run: the model, or a wrapper of it.
+            images: (N, C, H, W), the part of the batch of this process.
             labels: (N).
-            batch_size: images of the whole batch.
+            batch_size: number of images of the whole batch.
             progress: part of the run that is done.
             precision: context of the forward pass.
         """
-        if self.needs_input_gradient:
+        if getattr(self.loss, "needs_input_gradient", False):
             images = images.detach().requires_grad_()
         with precision:
-            scores = trained(images)
-        if self.loss is None and self.penalty is None:
-            return self.summed(scores, labels) / batch_size
-        scores = scores if scores.dtype.itemsize >= 4 else scores.float()
-        step = Step(self.model, images, labels, scores, progress, self.each)
-        total = _share(self.each(scores, labels) if self.loss is None else self.loss(step), len(labels), batch_size)
-        if self.penalty is not None:
-            total = total + _share(self.penalty(step), len(labels), batch_size)
-        return total
+            scores = network(images)
+        value = call_loss(self.loss, scores, labels, model=self.model, images=images, progress=progress)
+        if value.dim():
+            return value.sum() / batch_size
+        if not len(labels):  # the mean of nothing is NaN; the process takes part in the step all the same
+            return scores.sum() * 0.0
+        return value * (len(labels) / batch_size)
 
     def after_step(self) -> None:
-        """What the method does once the optimizer has moved the weights."""
-        if self.method is not None and self.method.after_step is not None:
-            with torch.no_grad():
-                self.method.after_step(self.model)
+        """Project the weights, if the method does, after the optimizer has changed them."""
+        if self.is_projected:
+            project(self.model)
 
+    def check(self, shape: tuple[int, int, int]) -> None:
+        """Try a loss that depends on the network on blank images, with a copy of the model.
 
-def _share(value: Tensor, images: int, batch_size: int) -> Tensor:
-    return value.sum() / batch_size if value.dim() else value * (images / batch_size)
-
-
-def _make(recipe: Recipe, method: Method | None, kind: str) -> Term | None:
-    factory = None if method is None else getattr(method, kind)
-    if method is None or factory is None:
-        return None
-    given = parse_options(recipe.method_options)
-    try:
-        return factory(**{name: value for name, value in given.items() if name in method.term_options})
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"expected method_options that {method.name} knows, got: {error}") from error
+        Raises:
+            RecipeError: if it does not fit the network.
+        """
+        if type(self.loss) is OffsetCrossEntropy:
+            return
+        device = next(self.model.parameters()).device
+        trial = copy.copy(self)
+        trial.model = copy.deepcopy(self.model)
+        images, labels = torch.zeros(2, *shape, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                value = trial(trial.model, images, labels, batch_size=2, progress=0.0, precision=nullcontext())
+            if value.dim() or not value.requires_grad:
+                raise ValueError("a loss must return a differentiable number, or one for each image")
+        except Exception as error:
+            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise RecipeError(f"the loss {self.name} does not fit this network: {what}") from error

@@ -1,15 +1,15 @@
-"""SGD as the paper has it: weight decay for the weights of linear layers, and for nothing else."""
+"""The optimizer of a recipe, and its learning rate as a function of the step."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.geometry import LINEAR_LAYERS
+from onelip.core.geometry import LINEAR_LAYERS
 from onelip.training.recipe import Recipe
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
-    """Two groups of parameters: weights, which decay, and the rest (biases, log_q, parameters of activations)."""
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """SGD with two groups: weights of linear layers, which decay; and all else (biases, parameters of activations)."""
     weights = linear_weights(model)
     chosen = {id(weight) for weight in weights}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -26,9 +26,9 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:
-    """What the weight of each linear layer is made of: the parameter P where a method is applied, else the weight.
+    """The parameter behind the weight of each linear layer: P if a method is applied, else the weight itself.
 
-    Example:
+    Examples:
         >>> import onelip
         >>> [tuple(P.shape) for P in linear_weights(nn.Sequential(onelip.nn.AOLLinear(4, 2), nn.Linear(2, 3)))]
         [(2, 4), (3, 2)]
@@ -40,9 +40,27 @@ def linear_weights(model: nn.Module) -> list[Tensor]:
         if parametrize.is_parametrized(module, "weight"):
             lists = module.parametrizations
             assert isinstance(lists, nn.ModuleDict)
-            # The originals belong to the list itself; what a map learns beside them (log_q) belongs to the map.
+            # The originals belong to the list itself; other learned parameters (log_q) belong to the parametrization.
             originals = list(lists["weight"].parameters(recurse=False))
         else:
             originals = [module.weight]
         found |= {id(p): p for p in originals}
     return list(found.values())
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 0, of `steps`. A function without state: checkpoints need none of it.
+
+    With the paper's recipe the drops come at the first step of epochs 900, 990 and 999.
+
+    Examples:
+        >>> [learning_rate(Recipe(epochs=1000), epoch * 200, 1000 * 200) for epoch in (0, 899, 900)]
+        [0.001, 0.001, 0.0001]
+    """
+    if recipe.schedule == "steps":
+        drops = sum(step / steps >= part for part in recipe.drop_at)
+        return recipe.lr * recipe.drop_factor**drops
+    progress = (step + 0.5) / steps  # the middle of the step: at 0 exactly the step would be wasted
+    if progress < recipe.warmup:
+        return recipe.lr * progress / recipe.warmup
+    return recipe.lr * (1 - progress) / (1 - recipe.warmup)

@@ -1,12 +1,12 @@
-"""The directory of a run, and what is in it.
+"""The directory of a run, its config and its log.
 
 config.json             the recipe, and what the data were
 environment.json        machine, versions and command of each session
-log.jsonl               one line an epoch
-checkpoint.safetensors  all that is needed to go on
-weights.safetensors     parameters at the end, as training has them (P)
-plain.safetensors       the same network baked: what is evaluated, proved and shipped (W)
-results.json            the table at the end
+log.jsonl               one line per epoch
+checkpoint.safetensors  everything that is needed to resume
+weights.safetensors     final parameters, as in training (P)
+plain.safetensors       the final network, baked: this is evaluated, proved and exported (W)
+results.json            final results
 """
 
 import json
@@ -18,62 +18,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from onelip._version import __version__
-from onelip.training.errors import NoRun, PlaceTaken, RecipeError, RunError
-from onelip.training.files import read_json, write_json, write_whole
-from onelip.training.lock import LOCK, locked
+from onelip.core.errors import NoRun, PathTaken, RecipeError, RunError
+from onelip.core.files import LOCK, disk_error, locked, read_json, write_json, write_whole
 from onelip.training.recipe import Recipe
 
 CONFIG_VERSION = 1
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run's files."""
+    """Paths of the files of a run; the module's docstring lists them."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """Recipe and data."""
-        return self.path / "config.json"
-
-    @property
-    def log(self) -> Path:
-        """One line an epoch."""
-        return self.path / "log.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """Machine and versions."""
-        return self.path / "environment.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """What is needed to go on."""
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def weights(self) -> Path:
-        """Parameters at the end."""
-        return self.path / "weights.safetensors"
-
-    @property
-    def plain(self) -> Path:
-        """The baked network at the end."""
-        return self.path / "plain.safetensors"
-
-    @property
-    def results(self) -> Path:
-        """The table at the end."""
-        return self.path / "results.json"
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.environment = self.path / "environment.json"
+        self.log = self.path / "log.jsonl"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.weights = self.path / "weights.safetensors"
+        self.plain = self.path / "plain.safetensors"
+        self.results = self.path / "results.json"
 
     @property
     def resume_command(self) -> str:
-        """How to go on, for people: with as many processes as now, to be pasted into a shell."""
+        """The command that resumes the run with the current number of processes, quoted for a shell."""
         count = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1")
         onelip = "onelip" if count == "1" else f"torchrun --nproc-per-node {count} -m onelip"
         return f"{onelip} train --resume {shlex.quote(str(self.path))}"
@@ -81,16 +53,24 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What config.json holds: with it the network can be built without the data."""
+    """The content of config.json, from which the network can be built without the data.
+
+    Attributes:
+        recipe: of the run.
+        data_name: name of the data.
+        fingerprint: of the data.
+        class_names: in the order of the labels.
+        shape: of an image (channels, height, width).
+    """
 
     recipe: Recipe
     data_name: str
     fingerprint: str
     class_names: tuple[str, ...]
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, int, int]
 
     def to_json(self) -> dict[str, Any]:
-        """As config.json has it."""
+        """The content of config.json."""
         return {
             "version": CONFIG_VERSION,
             "onelip": __version__,
@@ -105,10 +85,10 @@ class RunConfig:
 
 
 def read_config(run: RunDirectory) -> RunConfig:
-    """The config of a run, checked."""
+    """Read and check the config of a run."""
     if not run.config.is_file():
-        what = "a directory without config.json" if run.path.is_dir() else "no directory"
-        raise NoRun(f"{run.path}: expected the directory of a run, got {what}; begin one with onelip train --out")
+        what = "the directory has no config.json" if run.path.is_dir() else "there is no such directory"
+        raise NoRun(f"{run.path} is not a run: {what}; start one with onelip train --out {shlex.quote(str(run.path))}")
     content = read_json(run.config)
     version = content.get("version") if isinstance(content, dict) else None
     if version != CONFIG_VERSION:
@@ -128,26 +108,27 @@ def read_config(run: RunDirectory) -> RunConfig:
             raise ValueError
         return RunConfig(recipe, str(data["name"]), str(data["fingerprint"]), names, shape)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{run.config}: expected name, fingerprint, class_names and shape of the data") from error
+        raise RunError(
+            f"{run.config}: name, fingerprint, class_names or shape of the data are missing or invalid"
+        ) from error
 
 
 @contextmanager
 def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
-    """Make the directory of a new run, or take that of an old one, and keep other processes from writing there.
+    """Create the directory of a new run or open that of an old one, and lock it against other processes.
 
-    A command that is refused before it has written anything leaves no directory behind.
+    A command that fails before it has written anything leaves no directory behind.
     """
     if resume:
-        recipe.check_continues(read_config(run).recipe)
+        recipe.check_resumes(read_config(run).recipe)
     elif run.config.exists():
-        raise PlaceTaken(
-            f"{run.path}: expected a new directory, got one that holds a run; "
-            f"go on with it by `{run.resume_command}`, or choose another --out"
+        raise PathTaken(
+            f"{run.path} already contains a run; resume it with `{run.resume_command}`, or choose another --out"
         )
     if run.path.is_file():
-        raise PlaceTaken(f"{run.path}: expected a directory, got a file; choose another --out")
+        raise PathTaken(f"{run.path} is a file; choose another --out")
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
-    with locked(run.path, "expected a run that stands still, got one that another process writes"):
+    with locked(run.path, "the run is in use by another process; wait for it to finish, or stop it"):
         try:
             yield
         except BaseException:
@@ -156,17 +137,17 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
 
 
 def _remove_empty(directory: Path, made: list[Path]) -> None:
-    """Remove the lock if nothing else is in the directory, and then the directories that were made for it."""
+    """Remove the lock if nothing else is in the directory, and then the directories that were created for it."""
     if [path.name for path in directory.iterdir()] != [LOCK]:
         return
-    with suppress(OSError):  # others may have put something there meanwhile
+    with suppress(OSError):  # another process may have written something there
         (directory / LOCK).unlink()
         for path in made:
             path.rmdir()
 
 
 def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
-    """Add this session to environment.json; returns those facts of the session before that have changed, if any."""
+    """Add this session to environment.json; returns the facts of the previous session that have changed, if any."""
     sessions = read_json(run.environment) if run.environment.exists() else []
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,17 +163,68 @@ def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
 
 
 def read_log(run: RunDirectory) -> list[dict[str, Any]]:
-    """The whole lines of the log; a last line that a kill cut short is left out."""
+    """The complete lines of the log; a last line that was cut short by a kill is dropped."""
     if not run.log.exists():
         return []
     lines = run.log.read_bytes().split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise RunError(f"{run.log}: expected one JSON object a line, got another line; the file is damaged") from error
+        raise RunError(f"{run.log}: expected a JSON object in each line; the file is damaged") from error
 
 
 def trim_log(run: RunDirectory, epochs: int) -> None:
-    """Drop what was logged after the checkpoint: those epochs come again."""
+    """Drop the lines after this number of epochs: these epochs will be repeated."""
     kept = [line for line in read_log(run) if line["epoch"] <= epochs]
     write_whole(run.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+
+class RunLog:
+    """Appends lines to log.jsonl, each flushed at once, and passes their numbers on to TensorBoard if asked to.
+
+    Args:
+        run: whose log.
+        epoch: complete epochs; what TensorBoard has of later ones is replaced.
+        tensorboard: whether to log for TensorBoard, too.
+    """
+
+    def __init__(self, run: RunDirectory, *, epoch: int, tensorboard: bool) -> None:
+        self.path = run.log
+        self.writer: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter  # an extra
+
+            self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=epoch + 1)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Add the line of an epoch."""
+        try:
+            with self.path.open("a") as out:
+                out.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        if self.writer is not None:
+            for name, value in _numbers(line):
+                self.writer.add_scalar(name, value, line["epoch"])
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Let TensorBoard write what it has."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+def check_tensorboard() -> None:
+    """Raise an error if the package tensorboard is missing."""
+    if find_spec("tensorboard") is None:
+        raise RunError("--tensorboard needs the package tensorboard: pip install 'onelip[tensorboard]'")
+
+
+def _numbers(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for key, value in line.items():
+        if isinstance(value, dict):
+            found += _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and key != "epoch":
+            found.append((f"{prefix}{key}", float(value)))
+    return found

@@ -2,23 +2,23 @@
 
 activations     slopes
 arithmetic      sums, products with constants
-averages        linear maps without negative coefficients
-interpolation   bicubic
 linear          stored weights
 movement        views, slices, copies, padding
 normalisation   stored and own statistics
 pooling         maxima over windows
+separable       average pooling, interpolation
+sums            sums, means and cumulative sums along axes
 """
 
 from onelip.bounds.rules import (
     activations,
     arithmetic,
-    averages,
-    interpolation,
     linear,
     movement,
     normalisation,
     pooling,
+    separable,
+    sums,
 )
 from onelip.bounds.rules._step import Refusal, Step, Verdict, find_rule, known_operations, register_rule
 
@@ -28,13 +28,13 @@ __all__ = [
     "Verdict",
     "activations",
     "arithmetic",
-    "averages",
     "find_rule",
-    "interpolation",
     "known_operations",
     "linear",
     "movement",
     "normalisation",
     "pooling",
     "register_rule",
+    "separable",
+    "sums",
 ]

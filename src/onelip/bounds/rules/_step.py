@@ -7,17 +7,15 @@ never values of the input. Numbers are rounded up.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
 
-from onelip.bounds._rational import up_root
 from onelip.bounds.graph import Graph, Node, Ref
-from onelip.nn._base import multiply_up
+from onelip.core.rounding import multiply_up
 
 
 class Refusal(Exception):
@@ -33,7 +31,12 @@ class Verdict:
     why: str
     remark: str | None = None  # what a user should know although there is a proof
     details: dict[str, float] | None = None  # several bounds of one layer
-    is_refused: bool = False  # nobody vouches for the node itself, rather than for what it rests on
+    is_refused: bool = False  # no bound is known of the node itself, rather than of what it rests on
+    ancestor: int | None = None  # a node before it that the bound rests on, rather than on the operands
+    root: float | None = None  # the constant of its root, entry by entry: see squares.py
+    root_factor: float | None = None  # of its root in that of its one operand
+    by_roots: bool = False  # whether it rests on the roots of its operands
+    holes: torch.Tensor | None = None  # where a sample of it is memory that is not filled
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,11 @@ class Step:
     graph: Graph
     constants: Sequence[float]  # of the nodes before, as functions of the model's input
     effort: Any = "normal"
+    holes: Mapping[int, torch.Tensor] = field(default_factory=dict)  # of the nodes before, by their index
 
     def argument(self, name: str) -> Any:
         """An argument of the ATen operation by its name, with torch's default where it was left out."""
-        schema = operation(self.node.op)._schema
-        for place, argument in enumerate(schema.arguments):
-            if argument.name == name:
-                if place < len(self.node.arguments):
-                    return self.node.arguments[place]
-                return self.node.keywords.get(name, argument.default_value)
-        raise KeyError(f"{self.node.op} has no argument {name!r}")
+        return argument_of(self.node, name)
 
     @property
     def source(self) -> Node:
@@ -88,7 +86,7 @@ def register_rule(*operations: str) -> Callable[[AnyRule], AnyRule]:
         def sinc(step):
             return step.times(1.4, "|sin(pi x) / (pi x)|' <= 1.37")
 
-    Example:
+    Examples:
         >>> "aten.relu.default" in known_operations()
         True
     """
@@ -115,7 +113,7 @@ def known_operations() -> list[str]:
 def operation(name: str) -> Any:
     """The ATen operation by its full name.
 
-    Example:
+    Examples:
         >>> operation("aten.add.Tensor")
         <OpOverload(op='aten.add', overload='Tensor')>
     """
@@ -126,46 +124,21 @@ def operation(name: str) -> Any:
         raise ValueError(f"expected the name of an operation such as 'aten.add.Tensor', got {name!r}") from None
 
 
+def argument_of(node: Node, name: str) -> Any:
+    """An argument of an ATen operation by its name, with torch's default where it was left out."""
+    for place, argument in enumerate(operation(node.op)._schema.arguments):
+        if argument.name == name:
+            if place < len(node.arguments):
+                return node.arguments[place]
+            return node.keywords.get(name, argument.default_value)
+    raise KeyError(f"{node.op} has no argument {name!r}")
+
+
 def references(arguments: Any) -> list[Ref]:
     """All uses of nodes in arguments, each as often as it occurs."""
     found: list[Ref] = []
     tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, arguments)
     return found
-
-
-def add_up(*terms: float) -> float:
-    """The smallest float not below the real sum of numbers that are not negative.
-
-    Example:
-        >>> add_up(1.0, 2.0), add_up(1.0, 2.0**-60) > 1
-        (3.0, True)
-    """
-    if not all(term < math.inf for term in terms):
-        return math.inf
-    return up_root(sum((Fraction(term) for term in terms), Fraction(0)) ** 2)
-
-
-def hypotenuse_up(*legs: float) -> float:
-    """A float not below the root of the sum of the squares.
-
-    Example:
-        >>> hypotenuse_up(3.0, 4.0)
-        5.0
-    """
-    if not all(leg < math.inf for leg in legs):
-        return math.inf
-    return up_root(sum((Fraction(leg) ** 2 for leg in legs), Fraction(0)))
-
-
-def inverse_up(number: float) -> float:
-    """A float not below 1 / number, for a number above 0.
-
-    Example:
-        >>> inverse_up(0.25), inverse_up(3.0) * 3 >= 1
-        (4.0, True)
-    """
-    inverse = 1 / number
-    return inverse if Fraction(inverse) * Fraction(number) >= 1 else math.nextafter(inverse, math.inf)
 
 
 def finite(tensor: Any) -> Any:
@@ -183,3 +156,21 @@ def largest(tensor: Any) -> float:
     """The largest magnitude of a constant; 0 for an empty one."""
     value = finite(tensor)
     return float(value.abs().max()) if value.numel() else 0.0
+
+
+def check_axes(step: Step, dim: int | list[int] | tuple[int, ...] | None) -> int:
+    """The number of entries along axes of the operand, none of which may be the batch."""
+    shape = step.source.shape
+    axes = range(len(shape)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    if any(axis % len(shape) == 0 for axis in axes):
+        raise Refusal("works along the batch axis, so samples depend on each other")
+    return math.prod(shape[axis] for axis in axes)
+
+
+def check_alike(step: Step, *operands: Any) -> None:
+    """Refuse constants, of operations entry by entry, that are not the same for every sample."""
+    for constant in operands:
+        if not isinstance(constant, torch.Tensor) or constant.dim() != len(step.node.shape):
+            continue
+        if not bool((constant == constant[:1]).all()):
+            raise Refusal("has other constants for one sample than for another")

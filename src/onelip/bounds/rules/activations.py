@@ -3,13 +3,21 @@
 Softmax and its relatives act on the entries of one axis together; their Jacobians are bounded at each rule.
 """
 
-import math
 from fractions import Fraction
 
 from onelip.bounds import slopes
-from onelip.bounds._rational import up_root
-from onelip.bounds.rules._step import Refusal, Rule, Step, Verdict, finite, largest, register_rule
-from onelip.nn._base import multiply_up
+from onelip.bounds.rules._step import (
+    Refusal,
+    Rule,
+    Step,
+    Verdict,
+    check_alike,
+    check_axes,
+    finite,
+    largest,
+    register_rule,
+)
+from onelip.core.rounding import multiply_up, up, up_root
 
 
 def _always(factor: float, why: str) -> Rule:
@@ -21,22 +29,24 @@ def _give(names: str, factor: float, why: str) -> None:
 
 
 _give("relu relu6 hardtanh tanh log_sigmoid softshrink", 1.0, "slope at most 1")
-_give("abs neg sin cos atan asinh clamp clamp_min clamp_max", 1.0, "slope at most 1")
-_give("sigmoid", slopes.SIGMOID, "slope at most 1/4")
+_give("abs absolute neg negative sin cos atan arctan asinh arcsinh", 1.0, "slope at most 1")
+_give("clamp clamp_min clamp_max clip", 1.0, "slope at most 1")
+_give("sigmoid special_expit", slopes.SIGMOID, "slope at most 1/4")
 _give("gelu", slopes.GELU, "steepest slope")
 _give("silu", slopes.SILU, "steepest slope")
 _give("mish", slopes.MISH, "steepest slope")
 _give("hardswish", slopes.HARDSWISH, "steepest slope")
 _give("hardsigmoid", slopes.HARDSIGMOID, "slope at most 1/6")
 _give("selu", slopes.SELU, "slope at zero from below")
-_give("erf", slopes.ERF, "slope at most 2 / sqrt(pi)")
+_give("erf erfc special_erf", slopes.ERF, "slope at most 2 / sqrt(pi)")
 
 
-@register_rule("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
+@register_rule("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor", "aten.clip.Tensor")
 def clamp(step: Step) -> Verdict:
     """Between constant tensors."""
     if step.source.shape != step.node.shape:
         raise Refusal("its bounds have more entries than its operand, which is copied to meet them")
+    check_alike(step, *step.node.arguments[1:], *step.node.keywords.values())
     return step.times(1.0, "slope at most 1")
 
 
@@ -51,6 +61,42 @@ def leaky_relu(step: Step) -> Verdict:
 def prelu(step: Step) -> Verdict:
     """Slopes 1 and the stored ones."""
     return step.times(max(1.0, largest(step.argument("weight"))), "largest slope, as stored")
+
+
+@register_rule("aten.rrelu.default")
+def rrelu(step: Step) -> Verdict:
+    """In eval mode slopes 1 and the mean of `lower` and `upper`."""
+    if step.argument("training"):
+        raise Refusal("random, so there is no one function")
+    ends = [Fraction(float(finite(step.argument(name)))) for name in ("lower", "upper")]
+    slope = up(abs(sum(ends, Fraction(0))) / 2)
+    return step.times(max(1.0, slope), f"in eval mode slopes 1 and {slope:g}")
+
+
+@register_rule("aten.dropout.default", "aten.alpha_dropout.default", "aten.feature_dropout.default",
+               "aten.feature_alpha_dropout.default", "aten.native_dropout.default")  # fmt: skip
+def dropout(step: Step) -> Verdict:
+    """In eval mode the same numbers."""
+    if step.argument("train") is not False:
+        raise Refusal("random, so there is no one function")
+    return step.times(1.0, "in eval mode the same numbers")
+
+
+@register_rule("aten.threshold.default")
+def threshold(step: Step) -> Verdict:
+    """x above the threshold, and a value below it: max(x, threshold) if both are the same, else a jump."""
+    if step.argument("threshold") != step.argument("value"):
+        raise Refusal("jumps at its threshold")
+    return step.times(1.0, "slope at most 1")
+
+
+@register_rule("aten.pow.Tensor_Scalar")
+def power(step: Step) -> Verdict:
+    """x^1 and x^0; for squares see squares.py."""
+    exponent = step.argument("exponent")
+    if exponent not in (0, 1):
+        raise Refusal("its slope has no bound")
+    return step.times(float(exponent), f"power {exponent:g}")
 
 
 @register_rule("aten.elu.default")
@@ -91,28 +137,32 @@ def log_softmax(step: Step) -> Verdict:
     return step.times(up_root(Fraction(length)), f"root of {length} entries")
 
 
-@register_rule("aten.logsumexp.default")
+@register_rule("aten.logsumexp.default", "aten.special_logsumexp.default")
 def logsumexp(step: Step) -> Verdict:
     """The gradient is a vector of probabilities, whose norm is at most 1."""
     check_axes(step, step.argument("dim"))
     return step.times(1.0, "its gradient adds up to 1")
 
 
-@register_rule("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim")
+@register_rule("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim", "aten.frobenius_norm.dim")
 def vector_norm(step: Step) -> Verdict:
-    """| ||u|| - ||v|| | <= ||u - v||."""
-    order = step.argument("ord" if "linalg" in step.node.op else "p")
-    check_axes(step, step.argument("dim"))
-    if order not in (2, 2.0, math.inf):
-        raise Refusal(f"the norm of order {order} has no rule, those of order 2 and infinity have")
+    """| ||u||_p - ||v||_p | <= ||u - v||_p, which is at most ||u - v||_2 for p >= 2; for p = 1 sqrt(n) times that."""
+    order = {"linalg_vector_norm": "ord", "norm": "p"}.get(step.node.op.split(".")[1])
+    p = 2 if order is None else step.argument(order)
+    p = 2 if p is None else p
+    count = check_axes(step, step.argument("dim"))
+    if p == 1:
+        return step.times(up_root(Fraction(count)), f"sum of {count} magnitudes")
+    if not p >= 2:
+        raise Refusal(f"the norm of order {p} has no rule, those of order 1 and from 2 on have")
     return step.times(1.0, "triangle inequality")
 
 
-@register_rule("aten.std.correction", "aten.std.dim")
+@register_rule("aten.std.correction", "aten.std.dim", "aten.std_mean.correction", "aten.std_mean.dim")
 def deviation(step: Step) -> Verdict:
     """||x - mean|| / sqrt(n - correction): a projection, a norm, a factor."""
     count = check_axes(step, step.argument("dim"))
-    if step.node.op == "aten.std.dim":
+    if step.node.op.endswith(".dim"):
         correction = Fraction(int(step.argument("unbiased")))
     else:
         given = step.argument("correction")
@@ -122,11 +172,21 @@ def deviation(step: Step) -> Verdict:
     return step.times(up_root(1 / (count - correction)), "norm of the deviations")
 
 
-@register_rule("aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim")
+@register_rule("aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.median.dim",
+               "aten.kthvalue.default", "aten.aminmax.default")  # fmt: skip
 def extreme(step: Step) -> Verdict:
-    """|max u - max v| <= max |u - v| <= ||u - v||."""
-    check_axes(step, step.argument("dim"))
+    """Entries of each group by their rank: a part of the sorted group. Of aminmax, which gives two, both."""
+    count = check_axes(step, step.argument("dim"))
+    if count == 1 and "aminmax" in step.node.op:
+        return step.times(up_root(Fraction(2)), "the only entry, twice")
     return step.times(1.0, "one of the entries")
+
+
+@register_rule("aten.cummax.default", "aten.cummin.default", "aten.logcumsumexp.default")
+def running(step: Step) -> Verdict:
+    """Each of n results is a maximum, or the like, of the entries so far: |change| <= max |change of an entry|."""
+    count = check_axes(step, step.argument("dim"))
+    return step.times(up_root(Fraction(count)), f"of up to {count} entries each")
 
 
 @register_rule("aten.sort.default", "aten.sort.stable", "aten.topk.default")
@@ -136,15 +196,6 @@ def sort(step: Step) -> Verdict:
     if step.node.op == "aten.topk.default" and not step.argument("sorted"):
         raise Refusal("gives the largest entries in no order, so they change places; leave sorted=True")
     return step.times(1.0, "rearrangement")
-
-
-def check_axes(step: Step, dim: int | list[int] | tuple[int, ...] | None) -> int:
-    """The number of entries along axes of the operand, none of which may be the batch."""
-    shape = step.source.shape
-    axes = range(len(shape)) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    if any(axis % len(shape) == 0 for axis in axes):
-        raise Refusal("works along the batch axis, so samples depend on each other")
-    return math.prod(shape[axis] for axis in axes)
 
 
 def _one_axis(step: Step) -> int:

@@ -10,11 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from onelip.bounds.graph import Ref
-from onelip.bounds.linear import bound_layer
+from onelip.bounds.linear import untested_bound
 from onelip.bounds.modules import vouch
-from onelip.bounds.rules._step import Refusal, Step, Verdict, largest, register_rule
-from onelip.geometry import LINEAR_LAYERS, UnsupportedLayer
-from onelip.nn._base import multiply_up
+from onelip.bounds.rules._step import Refusal, Step, Verdict, check_alike, largest, register_rule
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.rounding import multiply_up
 
 _CONVOLUTIONS = {
     (1, False): nn.Conv1d,
@@ -54,7 +55,7 @@ def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> Verdict:
     elif axes < 0:
         raise Refusal(f"expected an input with a batch axis, got {shape}")
     try:
-        bound = bound_layer(module, size, effort=step.effort)
+        bound = untested_bound(module, size, effort=step.effort)
     except UnsupportedLayer as error:
         raise Refusal(str(error)) from error
     best = min(bound.candidates, key=bound.candidates.__getitem__, default="zero")
@@ -89,7 +90,9 @@ def addmm(step: Step) -> Verdict:
     return _from_the_right(step, step.argument("mat1"), step.argument("mat2"), largest(step.argument("alpha")))
 
 
-@register_rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default")
+@register_rule(
+    "aten.matmul.default", "aten.linalg_matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default"
+)
 def matmul(step: Step) -> Verdict:
     """x W or W x with a constant W: the largest norm of the matrices that W holds."""
     left, right = step.node.arguments[:2]
@@ -106,23 +109,60 @@ def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> Ver
         raise Refusal("does not keep the batch as its first axis")
     if matrix.dim() > 2 and shape[:-1] != step.node.shape[:-1]:
         raise Refusal("copies its input to meet several matrices")
+    check_alike(step, matrix if matrix.dim() > 2 else None)
     return _largest_of(step, x, matrix.mT, factor)
 
 
-def _from_the_left(step: Step, weight: Tensor, x: Any) -> Verdict:
+def _from_the_left(step: Step, weight: Tensor, x: Any, factor: float = 1.0) -> Verdict:
     shape, result = step.graph.nodes[x.index].shape, step.node.shape
     if len(shape) < 3 or len(result) != len(shape) or result[:-2] != shape[:-2]:
         raise Refusal("does not keep the batch as its first axis")
-    return _largest_of(step, x, weight, 1.0)
+    check_alike(step, weight)
+    return _largest_of(step, x, weight, factor)
 
 
 def _largest_of(step: Step, x: Ref, matrices: Tensor, factor: float) -> Verdict:
     flat = matrices.reshape(-1, *matrices.shape[-2:])
     if len(flat) > 64:
         raise Refusal(f"a product with {len(flat)} constant matrices at once")
-    norm = max((bound_layer(dense(matrix), effort=step.effort).value for matrix in flat), default=0.0)
+    norm = max((untested_bound(dense(matrix), None, effort=step.effort).value for matrix in flat), default=0.0)
     norm = multiply_up(norm, factor)
     return Verdict(multiply_up(norm, step.constants[x.index]), norm, "norm of the matrix")
+
+
+@register_rule("aten.inner.default")
+def inner(step: Step) -> Verdict:
+    """x W^T for a matrix, x w for a vector."""
+    x, weight = step.node.arguments
+    if not isinstance(x, Ref) or isinstance(weight, Ref) or weight.dim() > 2:
+        raise Refusal("only products of the input with one constant matrix have a rule")
+    return _from_the_right(step, x, weight if weight.dim() == 1 else weight.T)
+
+
+@register_rule("aten.baddbmm.default")
+def baddbmm(step: Step) -> Verdict:
+    """beta c + alpha x W."""
+    x, weight = step.argument("batch1"), step.argument("batch2")
+    if isinstance(step.argument("self"), Ref) or isinstance(x, Ref) == isinstance(weight, Ref):
+        raise Refusal("only one of its matrices may depend on the input")
+    check_alike(step, step.argument("self"))
+    alpha = largest(step.argument("alpha"))
+    return _from_the_right(step, x, weight, alpha) if isinstance(x, Ref) else _from_the_left(step, x, weight, alpha)
+
+
+@register_rule("aten.tensordot.default")
+def tensordot(step: Step) -> Verdict:
+    """Summed over axes of a constant: a matrix from these to its others."""
+    x, weight = step.argument("self"), step.argument("other")
+    if not isinstance(x, Ref) or isinstance(weight, Ref):
+        raise Refusal("only a sum over axes of the input, then of one constant, has a rule")
+    dims = len(step.graph.nodes[x.index].shape)
+    if any(axis % dims == 0 for axis in step.argument("dims_self")):
+        raise Refusal("works along the batch axis, so samples depend on each other")
+    summed = [axis % weight.dim() for axis in step.argument("dims_other")]
+    kept = [axis for axis in range(weight.dim()) if axis not in summed]
+    columns = math.prod(weight.shape[axis] for axis in summed)
+    return _largest_of(step, x, weight.permute(*kept, *summed).reshape(-1, columns), 1.0)
 
 
 @register_rule("aten.einsum.default")
@@ -150,10 +190,10 @@ def einsum(step: Step) -> Verdict:
     return _largest_of(step, operands[i], matrix.reshape(rows, -1), 1.0)
 
 
-def _convolution(
-    step: Step, transposed: bool, stride: Sequence[int], padding: Any, dilation: Sequence[int], groups: int
-) -> Verdict:
-    weight = constant_weight(step.argument("weight"))
+def convolution_layer(
+    weight: Tensor, transposed: bool, stride: Sequence[int], padding: Any, dilation: Sequence[int], groups: int
+) -> nn.Module:
+    """The layer that would make a functional call, without a bias."""
     axes = weight.dim() - 2
 
     def each(value: Any) -> Any:
@@ -174,7 +214,7 @@ def _convolution(
         device="meta",
     )
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    return bound_linear(step, layer)
+    return layer
 
 
 @register_rule(
@@ -188,4 +228,5 @@ def convolution(step: Step) -> Verdict:
     if step.node.op == "aten.convolution.default":
         transposed = step.argument("transposed")
     stride, padding, dilation, groups = map(step.argument, ("stride", "padding", "dilation", "groups"))
-    return _convolution(step, transposed, stride, padding, dilation, groups)
+    weight = constant_weight(step.argument("weight"))
+    return bound_linear(step, convolution_layer(weight, transposed, stride, padding, dilation, groups))

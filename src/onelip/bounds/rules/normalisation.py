@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from onelip.bounds._rational import up_root
-from onelip.bounds.rules._step import Refusal, Step, Verdict, finite, inverse_up, largest, register_rule
-from onelip.nn._base import multiply_up
+from onelip.bounds.rules._step import Refusal, Step, Verdict, finite, largest, register_rule
+from onelip.core.rounding import inverse_up, multiply_up, up_root
 
 _OF_NO_USE = "divides by the input's own deviation: its bound 1 / sqrt(eps) is of no use"
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from onelip.bounds._rational import up_root
 from onelip.bounds.rules._step import Refusal, Step, Verdict, register_rule
+from onelip.core.rounding import up_root
 
 
 def _per_axis(value: int | Sequence[int], axes: int, default: Sequence[int] = ()) -> list[int]:

@@ -1,0 +1,14 @@
+"""Attacks: search for points at which a certified decision changes.
+
+    found = onelip.attack(model, images, certified.classes, radii=certified.radii)
+    assert not found.broken.any()
+
+A certificate is a proof; an attack can only refute it. One changed decision inside a certified ball means that the
+certificate is wrong. Distances are exact rational numbers, so there is no tolerance on either side.
+"""
+
+from onelip.attacks.foolbox import with_foolbox
+from onelip.attacks.result import AttackResult
+from onelip.attacks.search import attack
+
+__all__ = ["AttackResult", "attack", "with_foolbox"]

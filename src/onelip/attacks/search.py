@@ -1,0 +1,241 @@
+"""`onelip.attack`: aim at the nearest classes, restart at random, then refine at the boundary."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+
+from onelip.attacks.flips import Found, NearestFlips, flat_classifier
+from onelip.attacks.local import (
+    ball_steps,
+    cross,
+    nearest_integers,
+    scatter,
+    shorten,
+    slide,
+    tangent_steps,
+    walk_over_floats,
+)
+from onelip.attacks.result import AttackResult
+from onelip.core.arguments import check_integer
+
+NEIGHBOURS = 64  # neighbouring floats to try at the boundary
+_TARGETS = 3  # classes that are aimed at one by one
+_CONTACT = 1e-6  # a flip relatively this near to the certified radius may be brought inside by rounding
+_REACH = 0.05  # a flip relatively farther than this from the radius is not brought inside by its last digits
+_FAR_DIGITS = 1e-6  # precision of the distances of such flips
+_AGREE = 1e-3  # of the margin: where float32 differs by more, it would search in the wrong places
+
+Progress = Callable[[int, int], None]
+
+
+def attack(
+    model: nn.Module,
+    images: Tensor,
+    classes: Tensor | None = None,
+    *,
+    radii: Tensor | None = None,
+    pixels: Sequence[int | None] | None = None,
+    steps: int = 20,
+    restarts: int = 1,
+    clip: bool = False,
+    integers: bool = False,
+    seed: int = 0,
+    batch_size: int = 250,
+    progress: Progress | None = None,
+) -> AttackResult:
+    """Search, for each image, for the nearest point (L2) at which the decision of a model changes.
+
+    The model is attacked as it is, in its own dtype. Certificates hold for float64, so attack `model.double()`. A
+    decision has changed where the class is not strictly the best of finite scores: ties, NaN and overflow count.
+
+    A float64 model is searched in float32 first, at half the cost; all reported points are points of the model itself.
+
+    Args:
+        model: in eval mode, from images to scores (N, classes).
+        images: (N, ...), uint8 (the model receives x/255) or floating.
+        classes: (N), the decisions to attack. Default: those of the model.
+        radii: (N), certified radii. Changed decisions within them are `AttackResult.broken`, and the search is finest
+            near them.
+        pixels: for `integers=True`, the certified sums of squared pixel differences.
+        steps: gradient steps for each target class and each restart.
+        restarts: number of random starts.
+        clip: require points in [0, 1]. Certificates hold outside too, so the default is the stronger attack.
+        integers: require uint8 images.
+        seed: of the random starts.
+        batch_size: number of images at a time.
+        progress: called with (images done, images in total) after each batch.
+
+    Returns:
+        The nearest point found for each image, with its exact distance.
+
+    Raises:
+        ValueError: if the model is in training mode, or the images, classes or radii do not fit each other.
+
+    Examples:
+        >>> import onelip
+        >>> model = nn.Linear(2, 2, bias=False).double().eval()
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> found = onelip.attack(model, torch.tensor([[1.0, 0.0]]))
+        >>> round(float(found.distances[0]), 6)  # to the line x = y
+        0.707107
+    """
+    check_integer("steps", steps)
+    check_integer("restarts", restarts, minimum=0)
+    if pixels is not None and len(pixels) != len(images):
+        raise ValueError(f"expected a number of pixels for each of {len(images)} images, got {len(pixels)}")
+    if integers and images.dtype != torch.uint8:
+        raise ValueError(f"expected uint8 images for integers=True, got {images.dtype}; remove integers=True")
+    if pixels is not None and not integers:
+        raise ValueError("pixels is a claim about uint8 images; pass integers=True with it")
+
+    def search(flips: NearestFlips, part: slice) -> Found:
+        near = None if radii is None or integers else radii[part].to(flips.images.device, torch.float64)
+        rows = _explore_in_float32(flips, near, steps, restarts)
+        _explore(flips, rows, steps, restarts)
+        _refine(flips, near)
+        if not integers:
+            return flips.measured()
+        # Rows without a flip have the image as their point: a direction of zero, which finds nothing.
+        whole = images[part].flatten(1).to(flips.images.device)
+        found, sums, logits = nearest_integers(flips.classifier, whole, flips.classes, flips.points)
+        return Found(found, logits, [None if s < 0 else Fraction(s, 255**2) for s in sums])
+
+    return attack_in_batches(
+        search,
+        model,
+        images,
+        classes,
+        radii=radii,
+        pixels=pixels,
+        clip=clip or integers,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
+
+
+def attack_in_batches(
+    search: Callable[[NearestFlips, slice], Found],
+    model: nn.Module,
+    images: Tensor,
+    classes: Tensor | None,
+    *,
+    radii: Tensor | None,
+    pixels: Sequence[int | None] | None = None,
+    clip: bool,
+    seed: int = 0,
+    batch_size: int,
+    progress: Progress | None,
+) -> AttackResult:
+    """Run a search on each batch and collect what it finds.
+
+    Args:
+        search: gets the record of a batch and its place among the images; returns what it found.
+        model: see `attack`, as for the other arguments.
+    """
+    check_integer("batch_size", batch_size)
+    classifier, points = flat_classifier(model, images)
+    if classes is None:
+        classes = torch.cat([classifier.logits(part).argmax(1) for part in points.split(batch_size)])
+    _check_claims(images, classes, radii)
+    parts: list[Found] = []
+    for first in range(0, len(images), batch_size):
+        part = slice(first, min(first + batch_size, len(images)))
+        here = classes[part].to(points.device)
+        parts.append(search(NearestFlips(classifier, points[part], here, clip=clip, seed=seed + first), part))
+        if progress is not None:
+            progress(part.stop, len(images))
+    return AttackResult(
+        images=images,
+        classes=classes.cpu(),
+        adversarials=torch.cat([part.points for part in parts]).unflatten(1, images.shape[1:]).cpu(),
+        logits=torch.cat([part.logits for part in parts]).cpu(),
+        squares=tuple(square for part in parts for square in part.squares),
+        radii=None if radii is None else radii.detach().double().cpu(),
+        pixels=None if pixels is None else tuple(pixels),
+    )
+
+
+def _check_claims(images: Tensor, classes: Tensor, radii: Tensor | None) -> None:
+    for name, given in (("class", classes), ("radius", radii)):
+        if given is not None and given.shape != images.shape[:1]:
+            raise ValueError(f"expected a {name} for each of {len(images)} images, got shape {tuple(given.shape)}")
+    if classes.dtype != torch.int64:
+        raise ValueError(f"expected classes of torch.int64, got {classes.dtype}")
+    if radii is not None and not (radii >= 0).all():  # refuses NaN too
+        raise ValueError("expected radii of at least 0, got a negative one or a NaN; 0 claims nothing")
+
+
+def _explore(flips: NearestFlips, rows: Tensor, steps: int, restarts: int) -> None:
+    """From the images to the boundary, and along it to near flips."""
+    if not len(rows):
+        return
+    start = flips.images[rows]
+    targets = flips.classifier.nearest_targets(start, flips.classes[rows], _TARGETS)
+    for target in targets.unbind(1):
+        tangent_steps(flips, rows, start, target, steps)
+    _towards_other_images(flips, rows)
+    for _ in range(restarts):
+        ball_steps(flips, rows, steps)
+        known = flips.distances[rows]
+        away = torch.where(known.isfinite(), known, 1.0)[:, None].to(start.dtype)
+        tangent_steps(flips, rows, flips.confine(start + away * flips.noise(rows)), None, steps)
+    shorten(flips, rows, tolerance=1e-3)
+    slide(flips, rows, rounds=steps // 2)
+    scatter(flips, rows, rounds=steps)
+
+
+def _towards_other_images(flips: NearestFlips, rows: Tensor) -> None:
+    """Where gradients led nowhere: the segment to an image of another class crosses the boundary somewhere."""
+    lost = rows[flips.distances[rows].isinf()]
+    if not len(lost):
+        return
+    away = torch.cdist(flips.images[lost].double(), flips.images.double())
+    away[flips.classes[lost][:, None] == flips.classes[None]] = torch.inf
+    distance, other = away.min(1)
+    lost, other = lost[distance.isfinite()], other[distance.isfinite()]
+    if len(lost):
+        flips.evaluate(lost, flips.images[other])
+        shorten(flips, lost, tolerance=1e-3)
+
+
+def _explore_in_float32(flips: NearestFlips, radii: Tensor | None, steps: int, restarts: int) -> Tensor:
+    """Explore with a float32 copy of a float64 model; returns the rows that are still without a flip.
+
+    Float32 proves nothing and need not: the rays it finds are followed again in float64. The boundary is followed only
+    up to `_REACH` beyond the radii, as only there float64 can refute more than float32 did.
+    """
+    rows = flips.rows
+    if not len(rows) or flips.classifier.in_float32 is None:
+        return rows
+    images = flips.images.to(torch.float32)
+    found = NearestFlips(flips.classifier.in_float32, images, flips.classes, clip=flips.clip, seed=flips.seed)
+    _explore(found, found.rows, steps, restarts)
+    known = found.distances[rows]
+    margin, seen = flips.clean_margins[rows], found.clean_margins[rows].to(flips.images.dtype)
+    agree = (seen - margin).abs() <= _AGREE * margin  # false for NaN
+    shown = rows[agree & known.isfinite() & (known > 0)]
+    away = (found.points[shown] - found.images[shown]).to(flips.images.dtype)
+    crossed = shown[cross(flips, shown, flips.confine(flips.images[shown] + away))]
+    if radii is not None:
+        crossed = crossed[flips.distances[crossed] <= radii[crossed] * (1 + _REACH)]
+    slide(flips, crossed, rounds=2, gain=1e-12)  # from points that are right to half of the digits of float64
+    return rows[flips.distances[rows].isinf()]
+
+
+def _refine(flips: NearestFlips, radii: Tensor | None) -> None:
+    """Shorten to neighbouring floats, and walk over them where a flip nearly touches its radius.
+
+    A flip far from its radius refutes nothing by its last digits, which in float64 cost as much as finding it.
+    """
+    rows = flips.rows
+    if radii is None:
+        shorten(flips, rows)
+        walk_over_floats(flips, rows, NEIGHBOURS)
+        return
+    shorten(flips, rows, _FAR_DIGITS)
+    near = rows[flips.distances[rows] <= radii[rows] * (1 + _REACH)]
+    shorten(flips, near)
+    walk_over_floats(flips, near[flips.distances[near] <= radii[near] * (1 + _CONTACT)], NEIGHBOURS)

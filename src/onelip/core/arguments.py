@@ -1,0 +1,67 @@
+"""Checks of arguments, with messages that state what was expected and what came."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """Return an integer from `minimum` to `maximum`; booleans are not integers.
+
+    Raises:
+        ValueError: for anything else.
+
+    Examples:
+        >>> check_integer("width", 3)
+        3
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < minimum
+        or (maximum is not None and value > maximum)
+    ):
+        wanted = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"expected {name} to be an integer {wanted}, got {value!r}")
+    return value
+
+
+def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
+    """Return a number from `low` (excluded if `open_low`) to `high` as a float; NaN is not in any range.
+
+    Raises:
+        ValueError: for anything else.
+
+    Examples:
+        >>> check_number("rate", 1, 0, 2)
+        1.0
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high and (value > low or not open_low)):
+        wanted = f"above {low:g} and at most {high:.3g}" if open_low else f"from {low:g} to {high:.3g}"
+        raise ValueError(f"expected {name} to be a number {wanted}, got {value!r}")
+    return float(value)
+
+
+def per_axis(name: str, value: int | Sequence[int], axes: int, minimum: int = 1) -> tuple[int, ...]:
+    """One integer for each of the axes; a single integer is repeated.
+
+    Examples:
+        >>> per_axis("stride", 2, 3)
+        (2, 2, 2)
+    """
+    sizes = (value,) * axes if isinstance(value, int) else tuple(value)
+    if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < minimum for n in sizes):
+        raise ValueError(f"expected {name} to be one integer or {axes}, each at least {minimum}, got {value!r}")
+    return sizes
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest known name, or nothing.
+
+    Examples:
+        >>> did_you_mean("epoch", ["epochs", "lr"])
+        "; did you mean 'epochs'?"
+    """
+    near = difflib.get_close_matches(given.lower(), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,186 @@
+"""Batch normalisation in eval mode as stored numbers.
+
+    a = weight / sqrt(running_var + eps),  b = bias - running_mean a,       y = a x + b in each channel,
+
+computed in float64 and rounded once to the type of the module. After a linear layer or a convolution it becomes a part
+of that layer, W' = a W and b' = a b_W + b; elsewhere it becomes a `ChannelAffine`. From then on these numbers are the
+network: what is proved, certified and exported.
+
+Note [Follows]
+    Whether a normalisation reads nothing but the output of a layer, which nobody else reads, is a question about the
+    forward passes, and nothing is assumed of these: torch.fx runs them symbolically on a copy. Each must be called once
+    in it. A forward that torch.fx cannot follow (control flow that looks at values) leaves the pairs apart, which
+    computes the same. In the copy, layers and normalisations are replaced by modules without settings and numbers, so
+    a forward that reads more of a layer than its output cannot be followed either.
+"""
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from onelip.core.channel_affine import ChannelAffine
+
+_AXES: dict[type[nn.Module], int] = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+_LAYERS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+    nn.BatchNorm1d: (nn.Linear, nn.Conv1d, nn.ConvTranspose1d),
+    nn.BatchNorm2d: (nn.Conv2d, nn.ConvTranspose2d),
+    nn.BatchNorm3d: (nn.Conv3d, nn.ConvTranspose3d),
+}
+
+
+class Folded(nn.Module):
+    """The place of a batch normalisation that is now a part of the layer before it; gives back its input.
+
+    Args:
+        axes: number of axes of its inputs, the batch included. After `nn.Linear` it has to be 2: with more, the axis of
+            the channels is not the one of the features.
+    """
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != self.axes:
+            raise ValueError(
+                f"expected an input of {self.axes} axes, for which the batch normalisation was folded into the layer "
+                f"before, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it as it is"
+            )
+        return x
+
+    def extra_repr(self) -> str:
+        return "batch normalisation, now a part of the layer before"
+
+
+def is_foldable(module: nn.Module) -> bool:
+    """Whether a module is a batch normalisation with finite stored statistics, and nothing else.
+
+    Examples:
+        >>> is_foldable(nn.BatchNorm2d(3)), is_foldable(nn.BatchNorm2d(3, track_running_stats=False))
+        (True, False)
+    """
+    if type(module) not in _AXES or "forward" in module.__dict__:
+        return False
+    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
+    found = _numbers(module)
+    return found is not None and all(bool(numbers.isfinite().all()) for numbers in found)
+
+
+def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
+    """Add to `done` (id of a module -> what replaces it) the plain form of each batch normalisation of a model.
+
+    Args:
+        model: unchanged.
+        done: the plain form of each parametrized layer. Layers that a normalisation becomes a part of are added.
+
+    Returns:
+        The normalisations that were replaced.
+    """
+    norms = [module for module in model.modules() if is_foldable(module)]
+    before = _layers_before(model, norms, done) if norms else {}
+    for norm in norms:
+        numbers, axes, layer = _numbers(norm), _AXES[type(norm)], before.get(id(norm))
+        assert numbers is not None
+        if layer is not None:
+            plain = done.get(id(layer)) or copy.deepcopy(layer, done)
+            _scale_outputs(plain, *numbers)
+            made: nn.Module = Folded(2 if isinstance(plain, nn.Linear) else 2 + axes)
+        else:
+            running: Any = norm.running_var
+            made = ChannelAffine(len(running), axes, device=running.device, dtype=running.dtype)
+            with torch.no_grad():
+                made.weight.copy_(numbers[0].reshape(made.weight.shape))
+                made.bias.copy_(numbers[1])
+            made.requires_grad_(any(parameter.requires_grad for parameter in norm.parameters()))
+        done[id(norm)] = made.train(norm.training)
+    return norms
+
+
+def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """a and b in float64; None where the statistics are those of the batch, or the tensors have no values."""
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None or mean.is_meta or variance.is_meta:
+        return None
+    tensors = {"mean": mean, "variance": variance, "weight": norm.weight, "bias": norm.bias}
+    wide = {name: t.detach().to("cpu", torch.float64) for name, t in tensors.items() if t is not None}
+    a = wide.get("weight", torch.ones(len(mean), dtype=torch.float64)) / (wide["variance"] + norm.eps).sqrt()
+    return a, wide.get("bias", torch.zeros_like(a)) - wide["mean"] * a
+
+
+@torch.no_grad()
+def _scale_outputs(layer: Any, a: Tensor, b: Tensor) -> None:
+    """W' = a W, b' = a b_W + b, each number rounded from float64 once."""
+    old, bias = layer.weight, layer.bias
+    weight = old.detach().to("cpu", torch.float64)
+    if getattr(layer, "transposed", False):  # (inputs, outputs of a group, *kernel), by groups of inputs
+        factors = a.reshape(layer.groups, 1, -1, *(1,) * (weight.dim() - 2))
+        weight = (weight.unflatten(0, (layer.groups, -1)) * factors).flatten(0, 1)
+    else:
+        weight = weight * a.reshape(-1, *(1,) * (weight.dim() - 1))
+    b = b if bias is None else b + a * bias.detach().to("cpu", torch.float64)
+    layer.weight = nn.Parameter(weight.to(old), old.requires_grad)
+    layer.bias = nn.Parameter(b.to(old), old.requires_grad if bias is None else bias.requires_grad)
+
+
+class _Slot(nn.Module):
+    """Replaces a layer or a normalisation in the copy that torch.fx follows."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class _Tracer(fx.Tracer):
+    """Looks into the modules that hold a slot; all others are single steps."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _Slot) or not any(isinstance(part, _Slot) for part in m.modules())
+
+
+def _layers_before(model: nn.Module, norms: list[nn.Module], done: dict[int, Any]) -> dict[int, nn.Module]:
+    """For each normalisation (by its id) that reads a layer as Note [Follows] has it: that layer."""
+    layers = [module for module in model.modules() if id(module) in done or _is_layer(module)]
+    slots = {id(module): _Slot(number) for number, module in enumerate([*norms, *layers])}
+    try:
+        follower = copy.deepcopy(model, dict(slots)).eval()
+        # Settings of a forward with a default are what a call without them has.
+        options = inspect.signature(follower.forward).parameters.values()
+        given = {p.name: p.default for p in options if p.default is not inspect.Parameter.empty}
+        graph = _Tracer().trace(follower, given)
+    except Exception:  # whatever a forward of somebody else does with what is no tensor
+        return {}
+    calls: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        module = follower.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, _Slot):
+            calls.setdefault(module.number, []).append(node)
+    once = {nodes[0]: number for number, nodes in calls.items() if len(nodes) == 1}
+    found: dict[int, nn.Module] = {}
+    for node, number in once.items():
+        source = node.args[0] if len(node.args) == 1 and not node.kwargs else None
+        if number >= len(norms) or not isinstance(source, fx.Node) or len(source.users) != 1:
+            continue
+        norm, place = norms[number], once.get(source, -1) - len(norms)
+        layer = layers[place] if place >= 0 else None
+        if layer is not None and _is_bare(norm) and _is_bare(layer) and _fits(done.get(id(layer), layer), norm):
+            found[id(norm)] = layer
+    return found
+
+
+def _is_layer(plain: nn.Module) -> bool:
+    return any(type(plain) in kinds for kinds in _LAYERS.values())
+
+
+def _fits(plain: Any, norm: Any) -> bool:
+    if type(plain) not in _LAYERS[type(norm)]:
+        return False
+    return (plain.out_features if isinstance(plain, nn.Linear) else plain.out_channels) == norm.num_features
+
+
+def _is_bare(module: nn.Module) -> bool:
+    """Whether nobody looks at what the module takes and gives."""
+    return "forward" not in module.__dict__ and not (module._forward_hooks or module._forward_pre_hooks)

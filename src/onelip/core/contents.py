@@ -1,0 +1,493 @@
+"""What a Python object consists of, read so that it can be compared later and put back.
+
+An object is a value (compared as it is), or it has parts: something fixed, such as the bits of a tensor or the code of
+a function, and named children. Objects of Python classes have their attributes, whatever their classes say of
+pickling; built-in containers have their entries; other objects of C have what copying would copy. What has none of
+these, such as a file or an object of a C++ library, cannot be compared.
+"""
+
+import copy
+import enum
+import functools
+import logging
+import pathlib
+import re
+import struct
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._contextlib import _DecoratorContextManager
+
+
+class Incomparable(TypeError):
+    """An object without parts that could be compared."""
+
+
+@dataclass
+class Parts:
+    """What an object consisted of when it was read.
+
+    Attributes:
+        fixed: compared by ==.
+        children: (label, object) in order; labels are those of a path, such as ".name" and "[0]".
+        restore: puts the object back into the state in which it was read; None where there is nothing to do.
+        spare: of an object that cannot be put back, such as an iterator, a copy to take its place.
+    """
+
+    fixed: Any = None
+    children: list[tuple[str, Any]] = field(default_factory=list)
+    restore: Callable[[Callable[[Any], Any]], None] | None = None
+    spare: Any = None
+
+
+# Children may be replaced when they are put back: an iterator that has moved by a copy that has not.
+Replace = Callable[[Any], Any]
+
+_VALUES = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
+_INERT = (
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+    types.CodeType,
+    types.GenericAlias,
+    types.UnionType,
+    *_DESCRIPTORS,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.finfo,
+    torch.iinfo,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+    torch.fx.Graph,
+    _DecoratorContextManager,  # no_grad and its like: they note what was set before they were entered
+    torch.autocast,
+    re.Pattern,
+    pathlib.PurePath,  # computes its text when it is first asked for
+    logging.Logger,
+    logging.Handler,
+    enum.Enum,
+    np.dtype,
+    np.ufunc,
+)
+# Of these only the code decides what is computed; torch.compile keeps notes on what it has compiled.
+_INERT_MODULES = ("typing", "torch._library", "torch.library", "torch._dynamo")
+_LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", "onelip"))
+
+
+def is_value(obj: Any) -> bool:
+    """Whether the object has no parts: it is compared by `same_value`."""
+    kind = type(obj)
+    return (
+        kind in _VALUES
+        or isinstance(obj, _INERT)
+        or str(kind.__module__).startswith(_INERT_MODULES)
+        or (isinstance(obj, type) and is_library(obj.__module__, obj.__qualname__, obj))
+    )
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two values are the same, bit for bit."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, complex):
+        return struct.pack("dd", one.real, one.imag) == struct.pack("dd", other.real, other.imag)
+    return isinstance(one, (*_VALUES, torch.device, pathlib.PurePath, np.dtype)) and bool(one == other)
+
+
+def is_library(module: Any, name: str, obj: Any) -> bool:
+    """Whether something belongs to Python, torch, numpy or onelip: what it does is known, and it keeps no state."""
+    if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARIES:
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def parts_of(obj: Any, *, keep: bool) -> Parts:
+    """The parts of an object that is no value.
+
+    Args:
+        obj: the object.
+        keep: whether numbers are copied, so that the parts outlast a change of the object.
+
+    Raises:
+        Incomparable: if it has none.
+    """
+    for kind, read in _READERS:
+        if isinstance(obj, kind):
+            return read(obj, keep)
+    return _object(obj, keep)
+
+
+class _Bits:
+    """The numbers of a tensor."""
+
+    def __init__(self, tensor: Tensor, keep: bool) -> None:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            self.facts: tuple[Any, ...] = (tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
+            self.values: Tensor | None = None
+            if is_lazy(tensor):
+                return
+            self.facts = (tensor.shape, *self.facts)
+            if not tensor.is_meta:
+                if tensor.layout != torch.strided or tensor.is_quantized:
+                    raise Incomparable("a tensor that is sparse or quantised")
+                values = tensor.detach().resolve_conj().resolve_neg()
+                self.values = values.clone() if keep else values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Bits) or self.facts != other.facts or (self.values is None) != (other.values is None):
+            return False
+        if self.values is None or other.values is None:
+            return True
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            return torch.equal(_integers(self.values), _integers(other.values))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    """The same bits as integers: NaN is the same as itself, and -0 another number than 0."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.reshape(-1).view(_INTEGERS[tensor.element_size()])
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _tensor(tensor: Tensor, keep: bool) -> Parts:
+    bits = _Bits(tensor, keep)
+    own: Any = tensor.__dict__
+    attributes = dict(own)
+    memory = tensor.data if keep and bits.values is not None else None  # the same numbers, whatever .data becomes
+
+    def restore(replace: Replace) -> None:
+        _refill(own, attributes, replace)
+        if memory is None or (_Bits(tensor, keep=False) == bits and tensor.data_ptr() == memory.data_ptr()):
+            return
+        with torch.no_grad():
+            memory.copy_(bits.values)  # pyright: ignore[reportArgumentType]
+            tensor.data = memory  # neither is seen by the version counter of a graph that holds the tensor
+            tensor.requires_grad_(bits.facts[-1])
+
+    return Parts(bits, [(f".{name}", value) for name, value in attributes.items()], restore)
+
+
+def _array(array: np.ndarray, keep: bool) -> Parts:
+    if array.dtype.hasobject:
+        return Parts((array.shape, str(array.dtype)), [(f"[{i}]", x) for i, x in enumerate(array.flat)])
+    saved = array.copy() if keep else array
+
+    def restore(replace: Replace) -> None:
+        if array.flags.writeable and array.shape == saved.shape and array.tobytes() != saved.tobytes():
+            array[...] = saved
+
+    return Parts((array.shape, str(array.dtype), array.tobytes()), [], restore)
+
+
+def _generator_of_torch(generator: torch.Generator, keep: bool) -> Parts:
+    state = generator.get_state()
+    return Parts(state.numpy().tobytes(), [], lambda replace: generator.set_state(state) and None)
+
+
+def _running_generator(generator: Any, keep: bool) -> Parts:
+    """A generator of Python: where it stands, and its local names. Nothing can move it back."""
+    frame = generator.gi_frame
+    if frame is None:
+        return Parts("ended")
+    return Parts(frame.f_lasti, [(f" (local {name})", value) for name, value in frame.f_locals.items()])
+
+
+def _function(function: types.FunctionType, keep: bool) -> Parts:
+    children: list[tuple[str, Any]] = [("()", function.__defaults__), ("()", function.__kwdefaults__)]
+    children += [(f".{name}", value) for name, value in function.__dict__.items()]
+    cells = function.__closure__ or ()
+    children += [(f" (closure {name})", c) for name, c in zip(function.__code__.co_freevars, cells, strict=True)]
+    if str(function.__globals__.get("__name__")).partition(".")[0] not in _LIBRARIES:
+        children.append(("", Globals(function)))
+    kept = function.__defaults__, function.__kwdefaults__, dict(function.__dict__)
+
+    def restore(replace: Replace) -> None:
+        function.__defaults__, function.__kwdefaults__ = kept[:2]
+        _refill(function.__dict__, kept[2], replace)
+
+    return Parts((id(function.__code__), id(function.__globals__)), children, restore)
+
+
+class Globals:
+    """The global names that the code of a function uses."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.names = sorted(_names(function.__code__))
+        self.scope = function.__globals__
+
+    def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """(label, namespace, name) of each that is there; of modules that are no libraries, the names in them."""
+        for name in self.names:
+            if name not in self.scope:
+                continue
+            value = self.scope[name]
+            if not isinstance(value, types.ModuleType):
+                yield f" (global {name})", self.scope, name
+            elif value.__name__.partition(".")[0] not in _LIBRARIES:
+                inside = vars(value)
+                yield from ((f" (global {name}.{inner})", inside, inner) for inner in self.names if inner in inside)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _globals(names: Globals, keep: bool) -> Parts:
+    places = [(label, scope, name, scope[name]) for label, scope, name in names.places()]
+
+    def restore(replace: Replace) -> None:
+        for _, scope, name, value in places:
+            if scope.get(name) is not replace(value):
+                scope[name] = replace(value)
+
+    return Parts(None, [(label, value) for label, _, _, value in places], restore)
+
+
+def _method(method: types.MethodType, keep: bool) -> Parts:
+    return Parts(None, [(".__self__", method.__self__), (".__func__", method.__func__)])
+
+
+def _cell(cell: types.CellType, keep: bool) -> Parts:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # empty
+        return Parts("empty")
+
+    def restore(replace: Replace) -> None:
+        cell.cell_contents = replace(content)
+
+    return Parts(None, [("", content)], restore)
+
+
+def _partial(partial: functools.partial, keep: bool) -> Parts:
+    _, _, (function, arguments, keywords, attributes) = partial.__reduce__()[:3]  # pyright: ignore
+    children = [(".func", function), (".args", arguments), (".keywords", keywords), (".__dict__", attributes)]
+    return Parts(None, children)
+
+
+def _reference(reference: weakref.ref, keep: bool) -> Parts:
+    return Parts(None, [("()", reference())])
+
+
+def _wrapper(wrapper: Any, keep: bool) -> Parts:
+    names = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
+    return Parts(None, [(f".{name}", inner) for name in names if (inner := getattr(wrapper, name, None)) is not None])
+
+
+def _lock(lock: Any, keep: bool) -> Parts:
+    return Parts(re.sub(r" at 0x\w+|owner=\d+", "", repr(lock)))
+
+
+def _class(kind: type, keep: bool) -> Parts:
+    """The attributes of a class that is of no library, and its bases."""
+    own = {
+        name: value
+        for name, value in vars(kind).items()
+        if name != "_abc_impl" and (not name.startswith("__") or isinstance(value, types.FunctionType))
+    }
+
+    def restore(replace: Replace) -> None:
+        now = vars(kind)
+        for name in [name for name in now if name not in own and name != "_abc_impl" and not name.startswith("__")]:
+            type.__delattr__(kind, name)
+        for name, value in own.items():
+            if now.get(name) is not replace(value):
+                type.__setattr__(kind, name, replace(value))
+
+    children = [(f".{name}", value) for name, value in own.items()]
+    return Parts(None, children + [(f".{base.__name__}", base) for base in kind.__bases__], restore)
+
+
+def _object(obj: Any, keep: bool) -> Parts:
+    """Attributes, slots, and the entries of the built-in type that the class derives from."""
+    kind = type(obj)
+    restores: list[Callable[[Replace], None]] = []
+    children: list[tuple[str, Any]] = []
+    fixed: Any = None
+    with_state = [base for base in kind.__mro__ if base is not object and _is_of_c(base)]
+    if with_state:
+        fixed = _built_in(obj, with_state[0], children, restores)
+    attributes = _attributes(obj)
+    if attributes is not None:
+        saved = dict(attributes)
+        children += [(f".{name}", value) for name, value in saved.items()]
+        restores.append(lambda replace: _refill(attributes, saved, replace))
+    for owner, name in _slots(kind):
+        slot = vars(owner)[name]
+        try:
+            value = slot.__get__(obj, kind)
+        except AttributeError:
+            continue
+        children.append((f".{name}", value))
+        restores.append(functools.partial(_set_slot, slot, obj, value))
+    if not is_value(kind):
+        children.append((f" (class {kind.__name__})", kind))
+
+    def restore(replace: Replace) -> None:
+        for put in restores:
+            put(replace)
+
+    is_iterator = keep and not restores and isinstance(obj, Iterator)
+    return Parts(fixed, children, restore if restores else None, copy.deepcopy(obj) if is_iterator else None)
+
+
+def _attributes(obj: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _slots(kind: type) -> Iterator[tuple[type, str]]:
+    for owner in kind.__mro__:
+        if not _is_of_c(owner):
+            yield from ((owner, n) for n, v in vars(owner).items() if isinstance(v, types.MemberDescriptorType))
+
+
+def _set_slot(slot: Any, obj: Any, value: Any, replace: Replace) -> None:
+    slot.__set__(obj, replace(value))
+
+
+def _is_of_c(kind: type) -> bool:
+    """Whether objects of this class have memory that Python does not see."""
+    return not kind.__flags__ & (1 << 9) or isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
+
+
+def _built_in(obj: Any, base: type, children: list[tuple[str, Any]], restores: list[Callable[[Replace], None]]) -> Any:
+    """What a built-in type holds: entries are added to the children, what is fixed is returned."""
+    if issubclass(base, (list, deque)):
+        entries = list(base.__iter__(obj))
+        children += [(f"[{i}]", entry) for i, entry in enumerate(entries)]
+        restores.append(functools.partial(_refill_list, obj, base, entries))
+        return len(entries), getattr(obj, "maxlen", None)
+    if issubclass(base, tuple):
+        children += [(f"[{i}]", entry) for i, entry in enumerate(tuple.__iter__(obj))]
+        return None
+    if issubclass(base, dict):
+        saved = dict(dict.items(obj)) if base is not OrderedDict else dict(OrderedDict.items(obj))
+        children += [(_key(key), value) for key, value in saved.items()]
+        restores.append(functools.partial(_refill_dict, obj, base, saved))
+        return getattr(obj, "default_factory", None)
+    if issubclass(base, (set, frozenset)):
+        entries = list(base.__iter__(obj))
+        children += sorted(((_key(entry), entry) for entry in entries), key=lambda child: child[0])
+        if issubclass(base, set):
+            restores.append(functools.partial(_refill_set, obj, entries))
+        return frozenset(map(_key, entries))
+    if issubclass(base, (*_VALUES[1:7], bytearray, memoryview)):
+        return bytes(obj) if isinstance(obj, (bytearray, memoryview)) else repr(base(obj))
+    return _reduced(obj, children, restores)
+
+
+def _reduced(obj: Any, children: list[tuple[str, Any]], restores: list[Callable[[Replace], None]]) -> Any:
+    """What copying would copy."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = obj.__reduce_ex__(4)
+    except Exception as error:  # whatever a class of somebody else raises
+        raise Incomparable(str(error)) from error
+    if isinstance(found, str):
+        return found
+    made_by, arguments, *rest = found
+    rest += [None] * (3 - len(rest))
+    state, entries, items = rest[:3]
+    if getattr(made_by, "__name__", None) == "__newobj__" and _attributes(obj) is not None:
+        state = None  # the attributes, which are read anyhow
+    children += [(".__reduce__", arguments), (".__getstate__", state)]
+    for more in (entries, items):
+        if isinstance(more, Iterable):
+            children += [(f"[{i}]", entry) for i, entry in enumerate(more)]
+    put = getattr(obj, "__setstate__", None)
+    if state is not None and put is not None:
+        restores.append(lambda replace: put(state))
+    return made_by if is_value(made_by) else getattr(made_by, "__qualname__", None)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, tuple):
+        return f"[({', '.join(map(_key, key))})]"
+    return f"[{key!r}]" if type(key) in _VALUES else f"[{type(key).__name__} {id(key):#x}]"
+
+
+def _refill(attributes: dict[str, Any], saved: dict[str, Any], replace: Replace) -> None:
+    wanted = {name: replace(value) for name, value in saved.items()}
+    if list(attributes) != list(wanted) or any(attributes[name] is not value for name, value in wanted.items()):
+        attributes.clear()
+        attributes.update(wanted)
+
+
+def _refill_list(obj: Any, base: Any, entries: list[Any], replace: Replace) -> None:
+    wanted = [replace(entry) for entry in entries]
+    now = list(base.__iter__(obj))
+    if len(now) != len(wanted) or any(a is not b for a, b in zip(now, wanted, strict=True)):
+        base.clear(obj)
+        base.extend(obj, wanted)
+
+
+def _refill_dict(obj: Any, base: Any, saved: dict[Any, Any], replace: Replace) -> None:
+    now = list(base.items(obj))
+    wanted = [(key, replace(value)) for key, value in saved.items()]
+    if len(now) != len(wanted) or any(a is not c or b is not d for (a, b), (c, d) in zip(now, wanted, strict=True)):
+        base.clear(obj)
+        for key, value in wanted:
+            base.__setitem__(obj, key, value)
+
+
+def _refill_set(obj: Any, entries: list[Any], replace: Replace) -> None:
+    if set(map(id, set.__iter__(obj))) != set(map(id, entries)):
+        set.clear(obj)
+        set.update(obj, entries)
+
+
+_READERS: list[tuple[Any, Callable[[Any, bool], Parts]]] = [
+    (Tensor, _tensor),
+    (np.ndarray, _array),
+    (torch.Generator, _generator_of_torch),
+    (types.GeneratorType, _running_generator),
+    (Globals, _globals),
+    (types.FunctionType, _function),
+    (types.MethodType, _method),
+    (types.CellType, _cell),
+    (functools.partial, _partial),
+    (weakref.ReferenceType, _reference),
+    (property, _wrapper),
+    (staticmethod, _wrapper),
+    (classmethod, _wrapper),
+    (functools.cached_property, _wrapper),
+    (functools._lru_cache_wrapper, _wrapper),
+    ((type(threading.Lock()), type(threading.RLock())), _lock),
+    (type, _class),
+]

@@ -1,0 +1,65 @@
+"""Images as the certified program takes them: pixels in [0, 1], of uint8 (divided by 255) or float."""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DTYPES = {torch.uint8: "uint8", torch.float32: "float32", torch.float64: "float64"}
+
+
+def check_images(images: Tensor) -> None:
+    """Refuse what is no batch of images in [0, 1]; NaN is not in it.
+
+    Raises:
+        ValueError: with what came and what to do.
+    """
+    if not isinstance(images, Tensor):
+        raise ValueError(f"expected images as a tensor, got {type(images).__name__}; use torch.as_tensor(images)")
+    if images.dtype not in DTYPES:
+        raise ValueError(
+            f"expected images of uint8, float32 or float64, got {images.dtype}; use .to(torch.uint8) for 0..255"
+        )
+    if images.dim() >= 2 and len(images) == 0:
+        raise ValueError(f"expected at least one image, got none (shape {tuple(images.shape)})")
+    if images.dim() < 2 or images.numel() == 0:
+        raise ValueError(
+            f"expected images (N, channels, height, width), got the shape {tuple(images.shape)}; "
+            "for one image add a batch axis with image[None]"
+        )
+    if images.dtype == torch.uint8:
+        return
+    low, high = float(images.min()), float(images.max())  # NaN if one is there
+    if not (low >= 0 and high <= 1):
+        advice = "divide by 255, or give them as uint8" if 1 < high <= 255 and low >= 0 else "bring them into [0, 1]"
+        raise ValueError(
+            f"expected images in [0, 1], got values from {low:g} to {high:g}; {advice} (a normalisation belongs into "
+            "the model: onelip.nn.Normalize)"
+        )
+
+
+def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Images as a network takes them: integer pixels k become k / 255, rounded once; floats are only cast.
+
+    The one scaling of images in the library: training, evaluation, certification, attacks and exports use it.
+
+    Examples:
+        >>> to_float(torch.tensor([255, 51], dtype=torch.uint8))
+        tensor([1.0000, 0.2000])
+    """
+    floats = images.to(dtype)
+    return floats if images.is_floating_point() else floats / 255
+
+
+def images_hash(images: Tensor) -> str:
+    """SHA-256 of all values in order, as a .npy file holds them after its header.
+
+    Examples:
+        >>> images_hash(torch.zeros(1, 1, dtype=torch.uint8)) == hashlib.sha256(bytes(1)).hexdigest()
+        True
+    """
+    array = images.detach().cpu().contiguous().numpy()
+    return hashlib.sha256(
+        np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).data
+    ).hexdigest()

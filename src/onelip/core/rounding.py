@@ -1,0 +1,217 @@
+"""Exact fractions, rounded to binary64 only in the safe direction.
+
+    up(x)          the smallest float not below x             below(x)              the largest float below x
+    up_root(x)     the smallest float whose square >= x       root_below(x)         the largest float whose square < x
+                                                              root_at_most(x)       the largest float whose square <= x
+
+All comparisons are between integers or fractions, so nothing here is subject to rounding itself. The checker
+(`onelip.checker`) has its own version of each and demands the same numbers.
+
+Note [Arithmetic]
+    The program that is certified computes in IEEE binary64, rounds to nearest, and sums each inner product in any
+    order, with or without fused multiply-adds. One operation then gives (a op b)(1 + d) + h with |d| <= UNIT and
+    |h| <= 2^-1022 (1 + |a| + |b|): h is underflow, also where subnormal operands and results are flushed to zero.
+    n roundings in a row have relative error at most gamma(n) = n UNIT / (1 - n UNIT). An inner product of n terms and a
+    bias is off by at most gamma(n + 2) times the sum of absolute terms (n + 1 roundings touch each term; one is spare).
+    All numbers stay below LIMIT = 2^500, so |h| <= 2^-521, and ETA = 2^-500 per operation covers it with 2^20 to spare;
+    that rest covers what comparisons and sorting may flush between two operations.
+"""
+
+import math
+from fractions import Fraction
+
+from onelip.core.errors import OutOfRange
+
+UNIT = Fraction(1, 2**53)  # unit roundoff of binary64
+ETA = Fraction(1, 2**500)
+LIMIT = Fraction(2**500)
+
+_DIGITS = 53  # bits of a float64
+_LOWEST = -1074  # the least subnormal is 2^-1074
+
+
+def up(x: Fraction) -> float:
+    """The smallest float not below x.
+
+    Examples:
+        >>> up(Fraction(1, 3)) > Fraction(1, 3) > math.nextafter(up(Fraction(1, 3)), 0)
+        True
+    """
+    value = _nearest(x)
+    while Fraction(value) < x:
+        value = math.nextafter(value, math.inf)
+        if value == math.inf:
+            raise _too_large(x)
+    return value
+
+
+def below(x: Fraction) -> float:
+    """The largest float strictly below x.
+
+    Examples:
+        >>> below(Fraction(1)) == 1 - 2**-53
+        True
+    """
+    value = _nearest(x)
+    while Fraction(value) >= x:
+        value = math.nextafter(value, -math.inf)
+    return value
+
+
+def up_root(square: Fraction) -> float:
+    """The smallest float whose square is at least `square`.
+
+    Raises:
+        OutOfRange: if there is none.
+
+    Examples:
+        >>> up_root(Fraction(9, 4)), up_root(Fraction(2)) ** 2 >= 2, up_root(Fraction(1, 10**700))
+        (1.5, True, 5e-324)
+    """
+    if not square >= 0:
+        raise ValueError(f"expected a number that has a root, got {square}")
+    if square == 0:
+        return 0.0
+    # 2^(b-1) < square < 2^(b+1), so in units of 2^t the root has at least 53 binary digits, and at most 54.
+    b = square.numerator.bit_length() - square.denominator.bit_length()
+    t = max((b - 1) // 2 - (_DIGITS - 1), _LOWEST)
+    j = _root_in_units(square, t)
+    if j > 2**_DIGITS:
+        t += 1
+        j = _root_in_units(square, t)
+    try:
+        return math.ldexp(j, t)
+    except OverflowError:
+        raise _too_large(square) from None
+
+
+def root_at_most(square: Fraction) -> float:
+    """The largest float whose square is at most `square`.
+
+    Examples:
+        >>> root_at_most(Fraction(4)), root_at_most(Fraction(2)) ** 2 <= 2
+        (2.0, True)
+    """
+    value = up_root(square)
+    return value if Fraction(value) ** 2 <= square else math.nextafter(value, 0.0)
+
+
+def root_below(square: Fraction) -> float:
+    """The largest float whose square is strictly below `square` > 0.
+
+    Examples:
+        >>> root_below(Fraction(4)) < 2.0
+        True
+    """
+    return math.nextafter(up_root(square), 0.0)
+
+
+def repeated_root(x: Fraction, times: int) -> Fraction:
+    """`up_root` applied several times, as an exact number; x itself for 0 times.
+
+    Examples:
+        >>> repeated_root(Fraction(16), 2)
+        Fraction(2, 1)
+    """
+    for _ in range(times):
+        x = Fraction(up_root(x))
+    return x
+
+
+def up_root_of_power(x: Fraction, times: int) -> float:
+    """The smallest float whose power 2^times is at least x: repeated roots are rounded up each time, this one once.
+
+    Examples:
+        >>> up_root_of_power(Fraction(16), 2)
+        2.0
+    """
+    if not x > 0:
+        return 0.0
+    power = 2**times
+    # In units of 2^t the root is near 1, however small or large x is, and repeated roots are near to it.
+    t = (x.numerator.bit_length() - x.denominator.bit_length()) // power
+    try:
+        root = math.ldexp(float(repeated_root(x / Fraction(2) ** (t * power), times)), t)
+    except OverflowError:
+        raise _too_large(x) from None
+    while Fraction(root) ** power < x:  # where it is subnormal, and was rounded down
+        root = math.nextafter(root, math.inf)
+    while Fraction(math.nextafter(root, 0.0)) ** power >= x:
+        root = math.nextafter(root, 0.0)
+    return root
+
+
+def multiply_up(*factors: float) -> float:
+    """A float not below the real product of non-negative `factors`; exact where every factor is 1."""
+    product = 1.0
+    for factor in factors:
+        rounded = product * factor
+        exact = product == 1.0 or factor == 1.0
+        product = rounded if exact else math.nextafter(rounded, math.inf)
+    return product
+
+
+def add_up(*terms: float) -> float:
+    """The smallest float not below the real sum of non-negative numbers; infinity if one is not finite.
+
+    Examples:
+        >>> add_up(1.0, 2.0), add_up(1.0, 2.0**-60) > 1
+        (3.0, True)
+    """
+    if not all(term < math.inf for term in terms):
+        return math.inf
+    return up(sum((Fraction(term) for term in terms), Fraction(0)))
+
+
+def hypotenuse_up(*legs: float) -> float:
+    """The smallest float not below the root of the sum of the squares; infinity if one is not finite.
+
+    Examples:
+        >>> hypotenuse_up(3.0, 4.0)
+        5.0
+    """
+    if not all(leg < math.inf for leg in legs):
+        return math.inf
+    return up_root(sum((Fraction(leg) ** 2 for leg in legs), Fraction(0)))
+
+
+def inverse_up(number: float) -> float:
+    """A float not below 1 / number, for a number above 0.
+
+    Examples:
+        >>> inverse_up(0.25), inverse_up(3.0) * 3 >= 1
+        (4.0, True)
+    """
+    inverse = 1 / number
+    return inverse if Fraction(inverse) * Fraction(number) >= 1 else math.nextafter(inverse, math.inf)
+
+
+def gamma(roundings: int) -> Fraction:
+    """Relative error of so many roundings in a row, n UNIT / (1 - n UNIT); see Note [Arithmetic].
+
+    Examples:
+        >>> gamma(1) == Fraction(1, 2**53 - 1)
+        True
+    """
+    if not roundings < 2**50:
+        raise OutOfRange(f"expected fewer than 2^50 roundings in a row, got {roundings}; split the layer")
+    return Fraction(roundings, 2**53 - roundings)
+
+
+def _root_in_units(x: Fraction, t: int) -> int:
+    """The smallest integer j with j 2^t >= sqrt(x)."""
+    y = x / Fraction(4) ** t
+    above = -(-y.numerator // y.denominator)  # j^2 >= y exactly if j^2 >= ceil(y)
+    return math.isqrt(above - 1) + 1
+
+
+def _nearest(x: Fraction) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        raise _too_large(x) from None
+
+
+def _too_large(x: Fraction) -> OutOfRange:
+    b = x.numerator.bit_length() - x.denominator.bit_length()
+    return OutOfRange(f"expected numbers within the range of float64, got one of about 2^{b}; scale the weights down")

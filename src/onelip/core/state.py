@@ -1,0 +1,271 @@
+"""Whether a model is the same after it has run, whatever holds its state, and putting it back as it was.
+
+Everything that can be reached from the model is read before and compared after: parameters, buffers, attributes of
+every kind and what is inside them, attributes of its classes, closures and default arguments of its functions, and the
+global names that its own code uses. Besides, Python's, NumPy's and torch's random numbers and settings of torch.
+What lies outside of all these (files, the clock, the memory of a C library) is not seen.
+"""
+
+import copy
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from onelip.core.contents import Incomparable, Parts, is_value, parts_of, same_value
+from onelip.core.errors import ChangingModel
+
+# Objects that are reached through global names only: whoever uses more is not compared in full.
+_MOST_SHARED = 100_000
+_DICTIONARIES = ("._parameters", "._buffers", "._modules")
+
+
+@dataclass
+class _Read:
+    obj: Any
+    path: str
+    parts: Parts
+    is_cache: bool
+
+
+class State:
+    """Everything that a model holds, as it was when this was made.
+
+    Args:
+        model: the model.
+        path: its name, where it is a part of another.
+
+    Examples:
+        >>> model = nn.Linear(2, 2)
+        >>> state = State(model)
+        >>> model.history = [1]
+        >>> state.difference()
+        "'history' (new)"
+        >>> state.restore()
+        >>> hasattr(model, "history")
+        False
+    """
+
+    def __init__(self, model: nn.Module, path: str = "") -> None:
+        self._read: dict[int, _Read] = {}
+        self._walk(model, f".{path}" if path else "")
+        self._ambient = _Ambient()
+
+    def holds(self, obj: Any) -> bool:
+        """Whether the object is a part of the model."""
+        return id(obj) in self._read
+
+    def _walk(self, model: nn.Module, start: str) -> None:
+        # (object, path, whether it is reached through a global name, whether it is a cache of onelip)
+        waiting: deque[tuple[Any, str, bool, bool]] = deque([(model, start, False, False)])
+        shared = 0
+        while waiting:
+            obj, path, is_shared, is_cache = waiting.popleft()
+            if is_value(obj) or id(obj) in self._read:
+                continue
+            shared += is_shared
+            if is_shared and shared > _MOST_SHARED:
+                continue
+            try:
+                parts = parts_of(obj, keep=True)
+            except Incomparable as error:
+                if is_shared:
+                    continue
+                raise ChangingModel(
+                    f"expected attributes that can be compared before and after a call, got {type(obj).__name__} in "
+                    f"{_spoken(path)} ({error}); move it out of the model, or keep its numbers in buffers "
+                    "(register_buffer)"
+                ) from error
+            self._read[id(obj)] = _Read(obj, path, parts, is_cache)
+            caches = _caches(obj)
+            for label, child in parts.children:
+                is_global = is_shared or label.startswith(" (global")
+                waiting.append((child, _join(path, obj, label), is_global, is_cache or label in caches))
+
+    def check(self) -> None:
+        """Raise unless everything is as it was.
+
+        Raises:
+            ChangingModel: naming what has changed, and what to do.
+        """
+        if (changed := self.difference()) is not None:
+            raise ChangingModel(
+                f"expected a model that is the same function at every call, got one that changes {changed} when it "
+                "runs in eval mode; compute it anew in every call, or keep it outside of the model"
+            )
+
+    def difference(self) -> str | None:
+        """What has changed, in a few words, or None."""
+        compared: set[tuple[int, int]] = set()
+        for read in list(self._read.values()):
+            if read.is_cache:
+                continue
+            try:
+                now = parts_of(read.obj, keep=False)
+            except Incomparable:
+                return _spoken(read.path)
+            found = self._compare(read, now, read.path, compared)
+            if found is not None:
+                return found
+        return self._ambient.difference()
+
+    def _compare(self, read: _Read, now: Parts, path: str, compared: set[tuple[int, int]]) -> str | None:
+        if read.parts.fixed != now.fixed:
+            return _spoken(path)
+        caches = _caches(read.obj)
+        before = {label: child for label, child in read.parts.children if label not in caches}
+        after = {label: child for label, child in now.children if label not in caches}
+        for label in (*before, *after):
+            place = _join(path, read.obj, label)
+            if label not in after:
+                return f"{_spoken(place)} (removed)"
+            if label not in before:
+                return f"{_spoken(place)} (new)"
+        if list(before) != list(after):
+            return f"{_spoken(path)} (another order)"
+        for label, child in before.items():
+            found = self._same(child, after[label], _join(path, read.obj, label), compared)
+            if found is not None:
+                return found
+        return None
+
+    def _same(self, before: Any, after: Any, path: str, compared: set[tuple[int, int]]) -> str | None:
+        if before is after:  # what is inside is compared by itself
+            return None
+        if type(before) is not type(after) or is_value(before):
+            short = f"{_spoken(path)} (from {_brief(before)} to {_brief(after)})"
+            return None if same_value(before, after) else short
+        known = self._read.get(id(before))
+        if known is None or known.is_cache or (id(before), id(after)) in compared:
+            return None
+        compared.add((id(before), id(after)))
+        try:
+            return self._compare(known, parts_of(after, keep=False), path, compared)
+        except (Incomparable, RecursionError):
+            return _spoken(path)
+
+    def draws(self) -> bool:
+        """Whether random numbers of torch have been drawn since."""
+        return self._ambient.draws()
+
+    def restore(self) -> None:
+        """Put everything back, bit for bit; also what is shared with others, such as attributes of classes."""
+        moved = {key: copy.deepcopy(read.parts.spare) for key, read in self._read.items() if self._has_moved(read)}
+        for read in self._read.values():
+            if read.parts.restore is not None:
+                read.parts.restore(lambda child: moved.get(id(child), child))
+        self._ambient.restore()
+
+    def _has_moved(self, read: _Read) -> bool:
+        return read.parts.spare is not None and bool(
+            self._compare(read, parts_of(read.obj, keep=False), read.path, set())
+        )
+
+
+_ACTIVE: ContextVar[tuple[State, ...]] = ContextVar("states of models under way", default=())
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[State]:
+    """Put the model back at the end, whatever ran meanwhile. Gives its state; inside of another such block, that one.
+
+    Raises:
+        ChangingModel: if the model holds something that cannot be compared.
+
+    Examples:
+        >>> model = nn.BatchNorm1d(2)
+        >>> with unchanged(model) as state:
+        ...     _ = model(torch.rand(4, 2))
+        ...     state.difference()
+        "'running_mean'"
+        >>> model.running_mean
+        tensor([0., 0.])
+    """
+    active = _ACTIVE.get()
+    outer = next((state for state in active if state.holds(model)), None)
+    if outer is not None:
+        yield outer
+        return
+    state = State(model)
+    token = _ACTIVE.set((*active, state))
+    try:
+        with uncached():
+            yield state
+    finally:
+        _ACTIVE.reset(token)
+        state.restore()
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Without the weights that `torch.nn.utils.parametrize.cached` keeps: they are known by addresses, not by models,
+    and may be older than their parameters."""
+    module: Any = parametrize
+    before = module._cache_enabled, module._cache
+    module._cache_enabled, module._cache = 0, {}
+    try:
+        yield
+    finally:
+        module._cache_enabled, module._cache = before
+
+
+class _Ambient:
+    """Random numbers and settings of the process that a forward may read and change."""
+
+    def __init__(self) -> None:
+        self.python = random.getstate()
+        self.numpy: Any = np.random.get_state()  # noqa: NPY002  whoever draws from it moves it
+        self.torch = torch.get_rng_state()
+        self.dtype = torch.get_default_dtype()
+
+    def difference(self) -> str | None:
+        """What is another now."""
+        now = _Ambient()
+        if self.python != now.python:
+            return "the random numbers of Python"
+        if any(not np.array_equal(a, b) for a, b in zip(self.numpy, now.numpy, strict=True)):
+            return "the random numbers of NumPy"
+        if self.dtype != now.dtype:
+            return "torch's default type"
+        return None
+
+    def draws(self) -> bool:
+        """Whether torch's random numbers have been used since."""
+        return not torch.equal(self.torch, torch.get_rng_state())
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.torch)
+        torch.set_default_dtype(self.dtype)
+
+
+def _caches(obj: Any) -> tuple[str, ...]:
+    """Labels of attributes that follow from the others: caches of onelip's own classes."""
+    kind = type(obj)
+    return getattr(kind, "_caches", ()) if kind.__module__.startswith("onelip.") else ()
+
+
+def _join(path: str, obj: Any, label: str) -> str:
+    if isinstance(obj, nn.Module) and label in _DICTIONARIES:
+        return f"{path}\0"  # the entries of these are called attributes of the module
+    if path.endswith("\0"):
+        return f"{path[:-1]}.{label[2:-2]}"
+    return path + label
+
+
+def _spoken(path: str) -> str:
+    path = path.replace("\0", "").strip().removeprefix(".")
+    return repr(path) if path else "the model"
+
+
+def _brief(value: Any) -> str:
+    return f"{value!r:.40}" if is_value(value) else type(value).__name__

@@ -1,0 +1,181 @@
+"""`onelip.data.load_data`: a data set by its name, or your own data by their path."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from onelip.data.errors import ChecksumError, DataError, DataNotFound, UnknownData
+from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
+from onelip.data.image_data import ImageData, image_data_from_arrays
+from onelip.data.own import load_folder, load_npz
+from onelip.data.registry import (
+    DIGITS,
+    DIGITS_FILE,
+    OFFICIAL,
+    Official,
+    Version,
+    data_places,
+    find_file,
+    find_in,
+    has_digest,
+    known_name,
+    list_data,
+)
+
+_DIGITS_DIGEST = "sha256:b3b9c8cc11d765ce4264d8748bf3edbafa5038d91c93cf713ddbd6ae8652b410"
+
+
+def load_data(
+    name_or_path: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    digests: Mapping[str, str] | None = None,
+) -> ImageData:
+    """Load a data set.
+
+    Args:
+        name_or_path: one of `list_data()`; or a path: an .npz file, a folder of images by class, or the files of an
+            official data set, as a folder or an archive.
+        root: directory in which a named data set is searched. Default: those of `data_places()`.
+        digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…") in place of the official
+            ones, for samples in the official formats. Files without one are refused.
+
+    Returns:
+        Training and test images with their labels.
+
+    Raises:
+        DataNotFound: if the data set is in none of the directories, or the name is unknown.
+        ChecksumError: if a file is not the official one.
+        DataError: if the data cannot be used.
+
+    Examples:
+        >>> load_data("digits")
+        ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
+    """
+    name = known_name(name_or_path)
+    if name == "digits":
+        return load_digits()
+    if name is not None:
+        return _load_named(OFFICIAL[name], data_places(root), digests)
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return _load_path(path, digests)
+    names = list_data()
+    near = difflib.get_close_matches(str(name_or_path).lower(), names, n=1)
+    raise UnknownData(
+        f"expected one of {', '.join(names)} or a path, got {str(name_or_path)!r}, and there is no such file or folder"
+        f"{f'; did you mean {near[0]!r}?' if near else ''}"
+    )
+
+
+def load_digits() -> ImageData:
+    """Load the handwritten digits that are part of the package: 1442 training and 355 test images, (1, 8, 8).
+
+    From "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC
+    BY 4.0), as in scikit-learn (`sklearn.datasets.load_digits`). Their values 0 to 16 are scaled to 0 to 255. The split
+    is fixed: in each class every fifth image is a test image.
+    """
+    if not has_digest(DIGITS_FILE, _DIGITS_DIGEST):
+        raise damaged(DIGITS_FILE, "install the package again")
+    arrays = read_arrays(DIGITS_FILE)
+    values, labels = arrays["images"].astype(np.int64), arrays["labels"]  # (1797, 8, 8) of 0..16, (1797)
+    images = ((values * 255 + 8) // 16).astype(np.uint8)[:, None]
+    test = np.zeros(len(labels), dtype=bool)
+    for digit in range(10):
+        test[np.flatnonzero(labels == digit)[4::5]] = True
+    return image_data_from_arrays(
+        "digits", (images[~test], labels[~test]), (images[test], labels[test]), DIGITS, str(DIGITS_FILE)
+    )
+
+
+def _load_named(official: Official, places: tuple[Path, ...], digests: Mapping[str, str] | None) -> ImageData:
+    for place in places:
+        for version, where in find_in(official, place):
+            return _load_version(official, version, where, digests)
+    forms = ", ".join(
+        f"{v.folders[0]}{f' or {v.archive.name}' if v.archive else ' with the four IDX files'}"
+        for v in official.versions
+    )
+    raise DataNotFound(
+        f"{official.name} ({forms}) was not found in {' or '.join(map(str, places))}; download it with "
+        f"`onelip data fetch {official.name}`, or set ONELIP_DATA to the directory that has it"
+    )
+
+
+def _load_path(path: Path, digests: Mapping[str, str] | None) -> ImageData:
+    if path.is_file() and path.suffix == ".npz":
+        return load_npz(path)
+    if path.is_file():
+        archives = {v.archive.name: (o, v) for o in OFFICIAL.values() for v in o.versions if v.archive}
+        if path.name not in archives:
+            raise DataError(
+                f"{path}: expected an .npz file or one of {', '.join(archives)}, got a file of another name"
+            )
+        return _load_version(*archives[path.name], path, digests)
+    candidates = [
+        (official, version, where) for official in OFFICIAL.values() for version, where in find_in(official, path)
+    ]
+    if not candidates:
+        return load_folder(path)
+    # MNIST and Fashion-MNIST have files of the same names: the checksum decides.
+    mismatches = []
+    for official, version, where in candidates:
+        try:
+            return _load_version(official, version, where, digests)
+        except ChecksumError as error:
+            mismatches.append(error)
+    raise mismatches[0]
+
+
+def _load_version(official: Official, version: Version, where: Path, digests: Mapping[str, str] | None) -> ImageData:
+    contents = _read_verified(official, version, where, digests)
+    classes = len(official.class_names)
+    train, test = (
+        parse(version.kind, [contents[f.name] for f in files], [f"{where}: {f.name}" for f in files], classes)
+        for files in (version.train, version.test)
+    )
+    return image_data_from_arrays(official.name, train, test, official.class_names, str(where))
+
+
+def _read_verified(
+    official: Official, version: Version, where: Path, digests: Mapping[str, str] | None
+) -> dict[str, bytes]:
+    """The unpacked files by name, each with its expected digest."""
+    contents, paths = _read(official, version, where)
+    for file in version.files:
+        content, path = contents[file.name], paths[file.name]
+        expected = file.digest if digests is None else digests.get(file.name)
+        if expected is None:
+            raise ChecksumError(f"{path}: expected a digest of {file.name} in the given table, got none")
+        if has_digest(content, expected):
+            continue
+        # The published MD5 of the archive covers all of its members.
+        if digests is None and version.archive and where.is_file() and has_digest(where, version.archive.digest):
+            break
+        size = f"{len(content)} bytes"
+        if digests is None and file.size is not None and len(content) < file.size:
+            size = f"only {len(content)} of {file.size} bytes: it is truncated"
+        raise ChecksumError(
+            f"{path}: expected the file {file.name} of {official.name} with {expected}, got another one ({size}); "
+            f"delete it and get it again (`onelip data fetch {official.name}`)"
+        )
+    return contents
+
+
+def _read(official: Official, version: Version, where: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
+    names = [file.name for file in version.files]
+    if where.is_file():
+        members = read_tar(where, [f"{version.folders[0]}/{name}" for name in names])
+        return {name: members[f"{version.folders[0]}/{name}"] for name in names}, dict.fromkeys(names, where)
+    paths = {}
+    for name in names:
+        path = find_file(where, name)
+        if path is None:
+            raise DataNotFound(
+                f"{where}: {name} of {official.name} is missing; get it with `onelip data fetch {official.name}`"
+            )
+        paths[name] = path
+    return {name: read_file(path) for name, path in paths.items()}, paths

@@ -1,0 +1,580 @@
+"""The kinds of node that a certified program consists of: how a node runs, its rounding, its record in a file.
+
+For every node three numbers hold for all inputs x with ||x|| <= rho. With z the value of the node in real arithmetic
+and z^ the computed one,
+
+    z is lipschitz-Lipschitz in x,    ||z|| <= norm,    ||z^ - z|| <= error.
+
+They are computed in fractions from those of its inputs, and rounded up once each. docs/certificates.md specifies the
+records; the checker (`onelip.checker`) has its own version of each rule. A new kind is a class here and a rule there.
+
+Domain: images lie in [0, 1]^n and radii are below sqrt(n), so every perturbed image has norm at most rho = sqrt(4 n),
+also outside of [0, 1].
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onelip.core.errors import ProofError
+from onelip.core.geometry import Geometry, geometry_of, padding_of
+from onelip.core.rounding import ETA, LIMIT, UNIT, gamma, up, up_root
+from onelip.graph.exact import is_below, largest_sum, squared_norm
+from onelip.nn.groupsort import groupsort
+
+
+@dataclass(frozen=True)
+class State:
+    """What is proved of a node; `facts` are further proved numbers that its record states, by name."""
+
+    lipschitz: float
+    norm: float
+    error: float
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def fractions(self) -> tuple[Fraction, Fraction, Fraction]:
+        """lipschitz, norm and error, to compute with."""
+        return Fraction(self.lipschitz), Fraction(self.norm), Fraction(self.error)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of a program.
+
+    A subclass states `kind`, `run` and `bound`, and `settings` if it has any. Shapes are those of one sample.
+
+    Attributes:
+        inputs: numbers of the nodes that it reads.
+        shape: of its output.
+        place: path of the module in which it happens, for messages.
+    """
+
+    kind: ClassVar[str]
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: str = ""
+
+    @property
+    def title(self) -> str:
+        """Kind and place, for messages."""
+        return f"{self.kind} at {self.place!r}" if self.place else self.kind
+
+    @property
+    def entries(self) -> int:
+        """How many numbers one output has."""
+        return math.prod(self.shape)
+
+    @property
+    def tensors(self) -> Mapping[str, "Stored"]:
+        """The stored numbers that it uses, by role."""
+        return {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its record states besides kind, inputs, shape, place and proved numbers."""
+        return {name: stored.name for name, stored in self.tensors.items()}
+
+    def record(self) -> dict[str, Any]:
+        """The node as a certificate file has it, without what is proved of it."""
+        where = {"inputs": list(self.inputs), "place": self.place, "shape": list(self.shape)}
+        return {"op": self.kind, **self.settings, **where}
+
+    def run(self, *values: Tensor) -> Tensor:
+        """Its value for a batch, from those of its inputs, in the arithmetic that is certified."""
+        raise NotImplementedError
+
+    def bound(self, *before: State) -> State:
+        """What is proved of it, from what is proved of its inputs.
+
+        Raises:
+            ProofError: if numbers are so large that the program could overflow.
+        """
+        raise NotImplementedError
+
+
+class Stored(NamedTuple):
+    """Numbers of a node in float64, and their name in the state dict; None for constants that are not in it."""
+
+    values: Tensor
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Input(Node):
+    """The image itself."""
+
+    kind = "input"
+
+    def bound(self, *before: State) -> State:
+        rho = up_root(Fraction(4 * self.entries))
+        # Pixels k/255 are rounded once: |x^ - x| <= UNIT |x| in every entry.
+        return State(1.0, rho, up(UNIT * Fraction(rho) + ETA * self.entries))
+
+
+@dataclass(frozen=True)
+class _Exact(Node):
+    """1-Lipschitz, zero to zero, and without any rounding: moves, compares or selects numbers."""
+
+    def bound(self, *before: State) -> State:
+        return replace(before[0], facts={})
+
+
+@dataclass(frozen=True)
+class Relu(_Exact):
+    """max(x, 0)."""
+
+    kind = "relu"
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0].clamp(min=0)
+
+
+@dataclass(frozen=True)
+class Abs(_Exact):
+    """|x|."""
+
+    kind = "abs"
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0].abs()
+
+
+@dataclass(frozen=True)
+class Sort(_Exact):
+    """Groups of entries along an axis, in falling order; a group takes every (length / group_size)-th entry."""
+
+    kind = "sort"
+    axis: int = 0
+    group_size: int = 2
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"axis": self.axis, "group_size": self.group_size}
+
+    def run(self, *values: Tensor) -> Tensor:
+        return groupsort(values[0], self.group_size, self.axis + 1)
+
+
+@dataclass(frozen=True)
+class Join(Node):
+    """All entries, one input after the other, cut or filled up with zeros to the entries of `shape`."""
+
+    kind = "join"
+
+    def run(self, *values: Tensor) -> Tensor:
+        flat = torch.cat([value.flatten(1) for value in values], 1)[:, : self.entries]
+        return F.pad(flat, (0, self.entries - flat.shape[1])).reshape(-1, *self.shape)
+
+    def bound(self, *before: State) -> State:
+        if len(before) == 1:
+            return replace(before[0], facts={})
+        squares = zip(*([x**2 for x in state.fractions] for state in before), strict=True)
+        lipschitz, norm, error = (up_root(sum(column, Fraction(0))) for column in squares)
+        return State(lipschitz, norm, error)
+
+
+@dataclass(frozen=True)
+class Windows(Node):
+    """Windows of pixels, in each channel: take[k][i] is the k-th pixel of window i, -1 beyond the border."""
+
+    take: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"take": [list(row) for row in self.take]}
+
+    @property
+    def most_windows(self) -> int:
+        """How many windows a pixel lies in at most."""
+        return max(Counter(i for row in self.take for i in row if i >= 0).values())
+
+    def seen(self, x: Tensor, beyond: float) -> Tensor:
+        """The pixels (batch, channels, k, windows)."""
+        return F.pad(x.flatten(2), (0, 1), value=beyond)[:, :, torch.tensor(self.take)]
+
+
+@dataclass(frozen=True)
+class Max(Windows):
+    """The largest pixel of each window; windows of one pixel move it."""
+
+    kind = "max"
+
+    def run(self, *values: Tensor) -> Tensor:
+        return self.seen(values[0], -math.inf).amax(2).reshape(-1, *self.shape)
+
+    def bound(self, *before: State) -> State:
+        constant = Fraction(up_root(Fraction(self.most_windows)))
+        lipschitz, norm, error = (up(constant * x) for x in before[0].fractions)
+        return State(lipschitz, norm, error, {"constant": float(constant)})
+
+
+@dataclass(frozen=True)
+class Sum(Windows):
+    """The sum of each window times a factor."""
+
+    kind = "sum"
+    factor: float = 1.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"factor": self.factor.hex()}
+
+    def run(self, *values: Tensor) -> Tensor:
+        return (self.seen(values[0], 0.0).sum(2) * self.factor).reshape(-1, *self.shape)
+
+    def bound(self, *before: State) -> State:
+        size, factor = len(self.take), _below_limit(self, self.factor)
+        # Schur test: rows sum to factor * size, columns to at most factor times the windows that hold a pixel.
+        constant = Fraction(up_root(factor**2 * self.most_windows * size))
+        lipschitz, norm, error = before[0].fractions
+        # size - 1 sums, a division, a product, and the rounding of the factor itself: below size + 4 roundings.
+        rounding = gamma(size + 4) * constant * (norm + error) + (size + 2) * ETA * self.entries
+        numbers = up(constant * lipschitz), up(constant * norm), up(constant * error + rounding)
+        return State(*numbers, {"constant": float(constant)})
+
+
+@dataclass(frozen=True)
+class Scale(Node):
+    """A number times x."""
+
+    kind = "scale"
+    factor: float = 1.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"factor": self.factor.hex()}
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] * self.factor
+
+    def bound(self, *before: State) -> State:
+        factor = abs(_below_limit(self, self.factor))
+        lipschitz, norm, error = before[0].fractions
+        rounding = UNIT * factor * (norm + error) + ETA * self.entries
+        return State(up(factor * lipschitz), up(factor * norm), up(factor * error + rounding))
+
+
+@dataclass(frozen=True)
+class Add(Node):
+    """x + y, of equal shapes."""
+
+    kind = "add"
+
+    def run(self, *values: Tensor) -> Tensor:
+        return values[0] + values[1]
+
+    def bound(self, *before: State) -> State:
+        (l1, n1, e1), (l2, n2, e2) = (state.fractions for state in before)
+        error = e1 + e2 + UNIT * (n1 + n2 + e1 + e2) + ETA * self.entries
+        return State(up(l1 + l2), up(n1 + n2), up(error))
+
+
+@dataclass(frozen=True)
+class Normalize(Node):
+    """(x - mean) / std, by channel."""
+
+    kind = "normalize"
+    mean: Stored = field(kw_only=True)
+    std: Stored = field(kw_only=True)
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        return {"mean": self.mean, "std": self.std}
+
+    def run(self, *values: Tensor) -> Tensor:
+        x = values[0]
+        mean, std = (stored.values.view(-1, *(1,) * (x.dim() - 2)) for stored in (self.mean, self.std))
+        return (x - mean) / std
+
+    def bound(self, *before: State) -> State:
+        mean, std = self.mean.values, self.std.values
+        least = float(std.min())
+        # A deviation of 2^-500 or less could lift what x - mean loses by underflow above ETA.
+        if not (least >= 2.0**-500 and is_below(std, LIMIT) and is_below(mean, LIMIT)):
+            raise ProofError(
+                f"expected deviations above 0 and finite means, all below 2^500, got others at {self.title}"
+            )
+        lipschitz, norm, error = before[0].fractions
+        deviation = Fraction(least)
+        shift = Fraction(up_root(squared_norm(mean) * math.prod(self.shape[1:])))
+        rounding = gamma(4) * (norm + error + shift)
+        return State(
+            up(lipschitz / deviation),
+            up((norm + shift) / deviation),
+            up((error + rounding) / deviation + 4 * ETA * self.entries),
+            {"mean_norm": float(shift)},
+        )
+
+
+@dataclass(frozen=True)
+class Affine(Node):
+    r"""W x + b for a linear layer or a convolution; `layer` states its settings and holds no numbers.
+
+    The computed value obeys |z^ - (W z^_in + b)| <= gamma (|W| |z^_in| + |b|) entry by entry, whatever the order of
+    summation (Note [Arithmetic] in rounding.py), hence with sigma >= ||W||, A >= || |W| ||
+
+        error = sigma error_in + gamma (A (norm_in + error_in) + ||b||) + underflow,
+
+    and |W| is bounded by the Schur test, A = sqrt(max row sum * max column sum).
+    """
+
+    kind = "affine"
+    layer: nn.Module = field(kw_only=True)
+    weight: Stored = field(kw_only=True)
+    bias: Stored | None = None
+    pixels: tuple[int, ...] = ()  # of the input
+    square: Fraction | None = None  # >= ||W||^2, once it is proved
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        conv = self.conv
+        padding = [] if conv is None else padding_of(conv)
+        # Of the padding only the left part is needed: the right part and `output_padding` decide how many pixels there
+        # are, which `shape` states.
+        return {
+            "weight": self.weight.name,
+            "bias": None if self.bias is None else self.bias.name,
+            "stride": [] if conv is None else list(conv.stride),
+            "dilation": [] if conv is None else list(conv.dilation),
+            "offset": [left for left, _ in padding],
+            "circular": [self.is_circular and sum(pair) > 0 for pair in padding],
+            "groups": self.groups,
+            "transposed": self.transposed,
+        }
+
+    @property
+    def conv(self) -> nn.modules.conv._ConvNd | None:
+        """The layer, if it is a convolution."""
+        return self.layer if isinstance(self.layer, nn.modules.conv._ConvNd) else None
+
+    @property
+    def groups(self) -> int:
+        """Blocks of channels; 1 for a linear layer."""
+        return 1 if self.conv is None else self.conv.groups
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the first axis of the weight counts input channels."""
+        return self.conv is not None and self.conv.transposed
+
+    @property
+    def is_circular(self) -> bool:
+        """Whether the padding wraps around."""
+        return self.conv is not None and self.conv.padding_mode == "circular"
+
+    @property
+    def geometry(self) -> Geometry:
+        """How the weight acts, on images of the size that it has here."""
+        return geometry_of(self.layer, self.pixels or None)
+
+    def run(self, *values: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.values
+        if self.conv is None:
+            return F.linear(values[0], self.weight.values, bias)
+        return _convolve(self.conv, values[0], self.weight.values, bias)
+
+    def bound(self, *before: State) -> State:
+        lipschitz, norm, error = before[0].fractions
+        sigma, absolute, bias = self.norms()
+        rounding = self.rounding(self.products(self.transposed), absolute * (norm + error) + bias, self.entries)
+        numbers = up(sigma * lipschitz), up(sigma * norm + bias), up(sigma * error + rounding)
+        return State(*numbers, self.facts(sigma, absolute, bias))
+
+    def products(self, transposed: bool) -> int:
+        """How many products one output sums, of the layer or of its adjoint."""
+        first, second, *taps = self.weight.values.shape
+        return (first // self.groups if transposed else second) * math.prod(taps)
+
+    def rounding(self, products: int, sums: Fraction, entries: int) -> Fraction:
+        """What rounding does to W x + b, if the sums of absolute terms of all outputs are together at most so long."""
+        self.check_sums(sums)
+        return gamma(products + 2) * sums + (products + 2) * ETA * entries
+
+    def check_sums(self, sums: Fraction) -> None:
+        """Refuse sums that could overflow."""
+        if not sums < LIMIT:
+            raise ProofError(f"expected sums below 2^500, got larger ones at {self.title}; use smaller weights")
+
+    def norms(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Bounds of ||W||, of the norm of |W|, and of the norm of the bias repeated at every position."""
+        weight, bias = self.weight.values, None if self.bias is None else self.bias.values
+        if self.square is None:
+            raise ProofError(f"expected a bound of ||W||^2 for {self.title}, got none")
+        if not (is_below(weight, LIMIT) and is_below(bias, LIMIT)):
+            raise ProofError(
+                f"expected finite weights and biases below 2^500, got others at {self.title}; the program could "
+                "overflow"
+            )
+        kernel = weight.unflatten(0, (self.groups, -1))  # (g, first / g, second, *taps)
+        by_first = kernel.flatten(2).flatten(0, 1)  # a channel of the first axis in each row
+        by_second = kernel.transpose(1, 2).flatten(2).flatten(0, 1)
+        # Rows of the operator are outputs, columns inputs; a transposed layer exchanges them, the product stays.
+        absolute = up_root(largest_sum(by_first) * largest_sum(by_second))
+        shift = 0.0 if bias is None else up_root(squared_norm(bias) * math.prod(self.shape[1:]))
+        return Fraction(up_root(self.square)), Fraction(absolute), Fraction(shift)
+
+    @staticmethod
+    def facts(sigma: Fraction, absolute: Fraction, bias: Fraction) -> dict[str, float]:
+        """The proved numbers that the record states."""
+        return {"sigma": float(sigma), "absolute": float(absolute), "bias_norm": float(bias)}
+
+
+@dataclass(frozen=True)
+class Potential(Affine):
+    """x - 2 V^T relu(V x + b) for a convolution V that keeps the size of its input; SLL and CPL blocks.
+
+    It is one node, since no sum of norms knows that both V are the same. For any two inputs
+    z - z' = (I - 2 V^T D V) (x - x') with a diagonal D of entries in [0, 1] (relu rises by at most what it is given),
+    and 0 <= V^T D V <= sigma^2, so its constant is c = max(1, 2 sigma^2 - 1), also around a circle. Its value at 0 is
+    -2 V^T relu(b), hence norm = c norm_in + 2 sigma ||b||. What the program does starts from a computed x^ of size
+    s = norm_in + error_in, and each line is the one before with its own rounding:
+
+        V x^ + b      off by d1 = gamma (A s + ||b||) + underflow          as every affine node; relu rounds nothing
+        relu          off by d1, and not longer than t = sigma s + ||b|| + d1
+        V^T relu      off by sigma d1 + d2,  d2 = gamma' A t + underflow   gamma' of the products in an entry of V^T
+        x^ - 2 V^T    off by 2 (sigma d1 + d2) + UNIT (s + 2 (sigma t + d2)) + underflow
+
+    where doubling is exact but for underflow, and the last line rounds once what is not longer than
+    s + 2 (sigma t + d2). That is the distance to the real value at x^; the one at x is another c error_in away.
+    """
+
+    kind = "potential"
+
+    def run(self, *values: Tensor) -> Tensor:
+        x, conv = values[0], self.conv
+        assert conv is not None
+        inner = _convolve(conv, x, self.weight.values, None if self.bias is None else self.bias.values).clamp(min=0)
+        return x - 2 * _convolve(conv, inner, self.weight.values, None, adjoint=True)
+
+    def bound(self, *before: State) -> State:
+        lipschitz, norm, error = before[0].fractions
+        sigma, absolute, bias = self.norms()
+        size, hidden = norm + error, self.weight.values.shape[0] * math.prod(self.shape[1:])
+        first = self.rounding(self.products(False), absolute * size + bias, hidden)
+        inside = sigma * size + bias + first
+        second = self.rounding(self.products(True), absolute * inside, self.entries)
+        reach = size + 2 * (sigma * inside + second)
+        self.check_sums(reach)
+        factor = max(Fraction(1), 2 * sigma**2 - 1)
+        rounding = 2 * (sigma * first + second) + UNIT * reach + 2 * ETA * self.entries
+        numbers = up(factor * lipschitz), up(factor * norm + 2 * sigma * bias), up(factor * error + rounding)
+        return State(*numbers, self.facts(sigma, absolute, bias))
+
+
+def propagate(node: Node, *before: State) -> State:
+    """The state of a node from those of its inputs.
+
+    Raises:
+        ProofError: if numbers grow so large that the program could overflow.
+    """
+    state = node.bound(*before)
+    if not (state.norm < LIMIT and state.error < LIMIT and state.lipschitz < LIMIT):
+        raise ProofError(
+            f"expected numbers below 2^500, got a norm bound of {state.norm:.3g} and an error bound of "
+            f"{state.error:.3g} at {node.title}: the program could overflow; use smaller weights"
+        )
+    return state
+
+
+def _below_limit(node: Node, value: float) -> Fraction:
+    if not abs(value) < LIMIT:
+        raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}")
+    return Fraction(value)
+
+
+def _convolve(
+    conv: nn.modules.conv._ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None, *, adjoint: bool = False
+) -> Tensor:
+    """The layer, or with `adjoint` the transpose of one of stride 1 that keeps the size."""
+    dims, padding = len(conv.kernel_size), padding_of(conv)
+    if conv.transposed or adjoint:
+        run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+        amounts = [left for left, _ in padding]
+        if conv.padding_mode == "circular":
+            # Pixel i reads x[i + left - d t], from i - right to i + left: in the wrapped x those are i to i + both.
+            x = F.pad(x, [n for left, right in reversed(padding) for n in (right, left)], mode="circular")
+            amounts = [left + right for left, right in padding]
+        return run(x, weight, bias, conv.stride, amounts, conv.output_padding, conv.groups, conv.dilation)
+    amounts = [n for pair in reversed(padding) for n in pair]
+    if any(amounts):
+        x = F.pad(x, amounts, mode="circular" if conv.padding_mode == "circular" else "constant")
+    run = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    return run(x, weight, bias, conv.stride, 0, conv.dilation, conv.groups)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network that can be certified: node 0 is the input, the last node holds the logits."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return self.nodes[0].shape
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+        return self.nodes[-1].shape[0]
+
+    @torch.no_grad()
+    def run(self, images: Tensor) -> list[Tensor]:
+        """The values of all nodes for float64 images (N, *shape); the last are the logits.
+
+        Examples:
+            >>> Program((Input((), (2,)), Relu((0,), (2,)))).run(torch.tensor([[-1.0, 2.0]]))[-1]
+            tensor([[0., 2.]])
+        """
+        values = [images]
+        for node in self.nodes[1:]:
+            value = node.run(*(values[i] for i in node.inputs))
+            if value.shape[1:] != node.shape:
+                raise RuntimeError(f"{node.title}: expected the shape {node.shape}, got {tuple(value.shape[1:])}")
+            values.append(value)
+        return values
+
+
+def windows_of(
+    sizes: Sequence[int],
+    out: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+) -> tuple[tuple[int, ...], ...]:
+    """By place in the window: the pixel of each window, row-major; -1 beyond the border.
+
+    Examples:
+        >>> windows_of((4,), (2,), (2,), (2,))
+        ((0, 2), (1, 3))
+    """
+    padding, dilation = padding or [0] * len(kernel), dilation or [1] * len(kernel)
+    found = []
+    for tap in itertools.product(*map(range, kernel)):
+        axes = [
+            [i if 0 <= i < n else None for i in range(d * t - p, d * t - p + s * count, s)]
+            for t, n, s, p, d, count in zip(tap, sizes, stride, padding, dilation, out, strict=True)
+        ]
+        found.append(tuple(_number(place, sizes) for place in itertools.product(*axes)))
+    return tuple(found)
+
+
+def _number(place: tuple[int | None, ...], sizes: Sequence[int]) -> int:
+    known = [i for i in place if i is not None]
+    if len(known) < len(place):
+        return -1
+    return sum(i * math.prod(sizes[axis + 1 :]) for axis, i in enumerate(known))

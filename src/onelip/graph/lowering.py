@@ -1,0 +1,173 @@
+"""From the traced calls of a network to a program of certified kinds: every call has a rule, or is refused by name.
+
+Rules of real arithmetic know many more operations. Here the rounding of the running program must be bounded too, and
+the call must have a place in the certificate file: a rule lowers it to nodes of `onelip.graph.kinds`.
+
+A rule is a function of a `Lowering` that is registered for ATen operations or layer classes:
+
+    @lowers("aten.relu.default")
+    def relu(low):
+        return low.emit(kinds.Relu, low.source)
+
+It returns the number of the node that holds the values of the call. What torch computes for the call must be within the
+error that the nodes state, for every input; the module docstrings of the rules give the argument where it is not plain.
+Rules of your own are registered in the same way, from outside of the package.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onelip.bounds.graph import Graph, Ref, trace
+from onelip.bounds.rules._step import argument_of
+from onelip.core.errors import ProofError
+from onelip.graph.kinds import Input, Node, Program, Stored
+
+Rule = Callable[["Lowering"], int]
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+_RULES: dict[str | type[nn.Module], Rule] = {}
+
+
+def lowers(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
+    """Register a rule for ATen operations, by full name, or for layers, by exact class; use it as a decorator."""
+
+    def register(rule: AnyRule) -> AnyRule:
+        _RULES.update(dict.fromkeys(operations, rule))
+        return rule
+
+    return register
+
+
+class Lowering:
+    """A network that is being lowered: the nodes so far, and the call whose turn it is.
+
+    Attributes:
+        call: the traced call.
+        nodes: the program so far.
+    """
+
+    def __init__(self, graph: Graph, stored: dict[str, Tensor]) -> None:
+        self.graph = graph
+        self.stored = stored  # the state dict
+        self.nodes: list[Node] = []
+        self.call = graph.nodes[0]
+        self._where: dict[int, int] = {}  # traced call -> node that holds its values
+
+    def program(self) -> Program:
+        """All calls in order."""
+        for call in self.graph.nodes:
+            self.call = call
+            self._check()
+            self._where[call.index] = self._number()
+        return Program(tuple(self.nodes[: self._where[self.graph.output] + 1]))
+
+    def _number(self) -> int:
+        if self.call.op == "input":
+            return self.emit(Input)
+        rule = _RULES.get(self.call.op if self.call.module is None else type(self.call.module))
+        return self.refuse() if rule is None else rule(self)
+
+    def _check(self) -> None:
+        call = self.call
+        if not call.shape:  # several results at once, or one number for the whole batch
+            self.refuse()
+        if call.dtype != torch.float64:
+            raise ProofError(f"{self.title}: expected float64 throughout, got {call.dtype}; use model.double()")
+        if call.shape[0] != self.graph.batch:
+            raise ProofError(f"{self.title}: expected the batch to stay axis 0, got the shape {call.shape}")
+
+    @property
+    def title(self) -> str:
+        """Operation and place of the call, for messages."""
+        what = self.call.op if self.call.module is None else type(self.call.module).__name__
+        return f"{what} at {self.call.place!r}" if self.call.place else what
+
+    @property
+    def module(self) -> Any:
+        """The layer that is called."""
+        return self.call.module
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample of the result."""
+        return self.call.shape[1:]
+
+    @property
+    def source(self) -> int:
+        """The node of the first operand."""
+        return self.node(self.call.arguments[0])
+
+    @property
+    def source_shape(self) -> tuple[int, ...]:
+        """Of one sample of the first operand."""
+        return self.nodes[self.source].shape
+
+    def argument(self, name: str) -> Any:
+        """An argument of an ATen operation by its name, with torch's default where it was left out."""
+        return argument_of(self.call, name)
+
+    def node(self, operand: Any) -> int:
+        """The node of an operand; one that does not depend on the input is refused."""
+        if not isinstance(operand, Ref):
+            self.refuse()
+        return self._where[operand.index]
+
+    def emit(self, kind: type[Node], *inputs: int, shape: Sequence[int] | None = None, **settings: Any) -> int:
+        """Append a node; its shape is that of the call unless stated. Returns its number."""
+        self.nodes.append(kind(inputs, self.shape if shape is None else tuple(shape), self.call.place, **settings))
+        return len(self.nodes) - 1
+
+    def tensor(self, values: Tensor, role: str) -> Stored:
+        """Numbers that a node uses, in float64, with the name that the state dict has for them."""
+        own = f"{self.call.place}.{role}" if self.call.place else role
+        exact = values.detach().to("cpu", torch.float64).contiguous()
+        for name in (own, *self.stored):
+            stored = self.stored.get(name)
+            if stored is not None and stored.shape == values.shape and torch.equal(stored, exact):
+                return Stored(exact, name)
+        return Stored(exact)
+
+    def refuse(self) -> Any:
+        """Refuse the call by name."""
+        if isinstance(self.module, nn.modules.batchnorm._BatchNorm) or "batch_norm" in self.call.op:
+            raise ProofError(
+                f"{self.title}: expected batch normalisation that onelip.bake can fold, a BatchNorm1d, 2d or 3d with "
+                "finite running statistics, got one that computes its factor as it runs; give it running statistics, "
+                "or ask for mode='real-arithmetic'"
+            )
+        raise ProofError(
+            f"{self.title}: no rule bounds its rounding with these settings. Supported are linear and convolutional "
+            "layers, MaxMin, GroupSort, Abs, ReLU, LeakyReLU, max and average pooling, Normalize, batch normalisation "
+            "with stored statistics, sums, differences and concatenations. Register a rule with onelip.graph.lowers, "
+            "or ask for mode='real-arithmetic'"
+        )
+
+
+def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
+    """The program of a plain model in float64, for images of one shape.
+
+    Args:
+        model: baked.
+        input_shape: (channels, height, width).
+
+    Raises:
+        ProofError: naming the operation without a rule and its place.
+        CannotTrace: if the model has no fixed graph.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+        >>> [node.kind for node in lower(model, (1, 2, 2)).nodes]
+        ['input', 'join', 'affine']
+    """
+    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64))
+    stored = {name: tensor.detach() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    program = Lowering(graph, stored).program()
+    if len(program.nodes[-1].shape) != 1 or program.classes < 2:
+        raise ProofError(
+            f"expected one logit for each of two or more classes, got outputs of shape {program.nodes[-1].shape}; "
+            "end the model with as many outputs as classes, flattened"
+        )
+    return program

@@ -1,0 +1,97 @@
+"""Cross-entropy that asks for a margin: the loss of the paper; and the base class of the losses here."""
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onelip.losses.registry import register_loss
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(nn.Module):
+    """Base class: `forward(scores, labels, ...)` computes a value for each image and ends with `self.reduce`.
+
+    Besides scores and labels, `forward` names those of the keyword arguments `model`, `images` and `progress` that it
+    needs; see `onelip.losses`.
+
+    Args:
+        reduction: "mean" over the batch, "sum", or "none" for one value per image.
+
+    Attributes:
+        certificate: what the loss makes large: radii from the "constant" of the network, or from the constants of all
+            "pairs" of classes. Evaluation then reports the same.
+        needs_input_gradient: whether the images must require a gradient when the network is run.
+    """
+
+    certificate: Literal["constant", "pairs"] = "constant"
+    needs_input_gradient: bool = False
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"expected reduction to be 'mean', 'sum' or 'none', got {reduction!r}")
+        self.reduction: Reduction = reduction
+
+    def reduce(self, values: Tensor) -> Tensor:
+        """Values of the images (N), reduced as `reduction` says."""
+        if self.reduction == "none":
+            return values
+        return values.mean() if self.reduction == "mean" else values.sum()
+
+
+@register_loss("offset-cross-entropy")
+class OffsetCrossEntropy(Loss):
+    r"""Cross-entropy with an offset and a temperature; the defaults are those of the paper.
+
+    $$ \mathcal L(s, y) = t \cdot \mathrm{crossentropy}\bigl(y, \mathrm{softmax}((s - u\,y) / t)\bigr) $$
+
+    (paper, section Experiments; $y$ is the one-hot label). The offset $u$ is subtracted from the score of the right
+    class, so that the loss rewards a margin of $u$: with $u = \sqrt 2$ and a 1-Lipschitz network that is a certified
+    radius of 1. The temperature $t$ keeps the gradient close to 1 as long as the margin is well below $u$, and the
+    factor $t$ keeps it from growing as $t$ shrinks.
+
+    Args:
+        offset: u, subtracted from the score of the right class; 0 for none.
+        temperature: t, positive.
+        reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        scores (N, classes), labels (N) int64; returns a number, or (N) with reduction="none".
+
+    Examples:
+        >>> import torch
+        >>> loss = OffsetCrossEntropy()
+        >>> round(float(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 4)
+        0.0229
+    """
+
+    def __init__(self, offset: float = math.sqrt(2), temperature: float = 0.25, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
+        if not math.isfinite(offset):
+            raise ValueError(f"expected a finite offset, got {offset!r}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"expected a positive temperature, got {temperature!r}")
+        self.offset = float(offset)
+        self.temperature = float(temperature)
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Computed in at least float32, also under autocast."""
+        if scores.dim() != 2 or labels.shape != scores.shape[:1]:
+            raise ValueError(
+                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
+            )
+        scores = widened(scores)
+        one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)
+        shifted = (scores - self.offset * one_hot) / self.temperature
+        return self.reduce(self.temperature * F.cross_entropy(shifted, labels, reduction="none"))
+
+    def extra_repr(self) -> str:
+        return f"offset={self.offset:g}, temperature={self.temperature:g}, reduction={self.reduction!r}"
+
+
+def widened(scores: Tensor) -> Tensor:
+    """Scores in at least float32: those of a forward pass under autocast are narrower."""
+    return scores if scores.dtype.itemsize >= 4 else scores.float()

@@ -1,0 +1,163 @@
+"""Losses by name: `register_loss`, `create_loss`, `list_losses`; and how any loss is called."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from onelip.core.arguments import did_you_mean
+
+_LOSSES: dict[str, Callable[..., Any]] = {}
+
+Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+# Keyword arguments that a loss may name besides scores and labels.
+_CONTEXT = ("model", "images", "progress")
+
+
+def register_loss(name: str) -> Callable[[Registered], Registered]:
+    """Make a loss known by a name, to `create_loss` and to `onelip train --loss`; use it as a decorator.
+
+    Args:
+        name: how users call it. A name of onelip's own losses cannot be taken.
+
+    What is decorated is a class, whose instances are losses and whose constructor takes the options of the loss; or a
+    function, which is the loss itself. Not run as a test, since it would stay registered:
+
+        @register_loss("hinge")
+        def hinge(scores, labels, margin=1.0):
+            return torch.nn.functional.multi_margin_loss(scores, labels, margin=margin)
+
+        loss = create_loss("hinge", margin=0.5)
+    """
+
+    def register(loss: Registered) -> Registered:
+        known = _LOSSES.get(name)
+        # The same function again is a cell of a notebook that is run twice, or a module that is reloaded.
+        if known is not None and (known.__module__, known.__qualname__) != (loss.__module__, loss.__qualname__):
+            raise ValueError(
+                f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name"
+            )
+        _LOSSES[name] = loss
+        return loss
+
+    return register
+
+
+def list_losses() -> list[str]:
+    """Names of all registered losses.
+
+    Examples:
+        >>> "emma" in list_losses()
+        True
+    """
+    return sorted(_LOSSES)
+
+
+def create_loss(name: str, **options: Any) -> Callable[..., Tensor]:
+    """Create a loss by its name.
+
+    Args:
+        name: one of `list_losses()`, or "module:callable" for a class or a function of your own.
+        **options: arguments of the class, or keyword arguments that are bound to the function.
+
+    Raises:
+        ValueError: if there is no such loss, or an option is invalid.
+
+    Examples:
+        >>> create_loss("offset-cross-entropy", offset=1.0)
+        OffsetCrossEntropy(offset=1, temperature=0.25, reduction='mean')
+    """
+    found = find_loss(name)
+    unknown = [option for option in options if option not in _parameters(found) and not _takes_any(found)]
+    if unknown:
+        known = ", ".join(loss_options(name)) or "none"
+        raise ValueError(
+            f"the loss {name!r} has no option {unknown[0]!r}; its options: {known}"
+            f"{did_you_mean(unknown[0], loss_options(name))}"
+        )
+    made: Any = found(**options) if inspect.isclass(found) else functools.partial(found, **options)
+    return made
+
+
+def find_loss(name: str) -> Callable[..., Any]:
+    """The class or function behind a name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name in _LOSSES:
+        return _LOSSES[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"unknown loss {name!r}; known: {', '.join(list_losses())}, or module:callable{did_you_mean(name, _LOSSES)}"
+        )
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"the loss {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"the loss {name!r} is not callable: {found!r}")
+    return found
+
+
+def loss_options(name: str) -> dict[str, Any]:
+    """The options of a loss with their defaults, without those that a training recipe sets itself.
+
+    Examples:
+        >>> loss_options("certificate-regularisation")
+        {'gamma': 0.5, 'per_pair': False}
+    """
+    found = find_loss(name)
+    others = ("scores", "labels", "offset", "temperature", "reduction", *_CONTEXT)
+    required = 0 if inspect.isclass(found) else 2  # scores and labels, whatever a function calls them
+    listed = list(_parameters(found).values())[required:]
+    return {
+        p.name: p.default for p in listed if p.name not in others and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+
+
+def call_loss(
+    loss: Callable[..., Tensor],
+    scores: Tensor,
+    labels: Tensor,
+    *,
+    model: nn.Module,
+    images: Tensor,
+    progress: float = 1.0,
+) -> Tensor:
+    """Call any loss with scores, labels, and those of the keyword arguments that its signature names.
+
+    Args:
+        loss: takes (scores, labels), and perhaps the keyword arguments `model`, `images` and `progress`.
+        scores: (N, classes), what the network returned for the images.
+        labels: (N) int64.
+        model: the network.
+        images: the batch that the scores are for.
+        progress: part of the run that is done, from 0 to 1.
+
+    Examples:
+        >>> import torch
+        >>> scores, labels = torch.zeros(1, 2), torch.tensor([0])
+        >>> round(float(call_loss(nn.functional.cross_entropy, scores, labels, model=nn.Identity(), images=scores)), 4)
+        0.6931
+    """
+    context = {"model": model, "images": images, "progress": progress}
+    called = loss.forward if isinstance(loss, nn.Module) else loss  # a module's own signature takes anything
+    named = context if _takes_any(called) else {key: context[key] for key in context if key in _parameters(called)}
+    return loss(scores, labels, **named)
+
+
+def _parameters(called: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(called).parameters)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return {}
+
+
+def _takes_any(called: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in _parameters(called).values())

@@ -1,0 +1,200 @@
+"""Constrain the linear layers of a whole model."""
+
+import copy
+import fnmatch
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import find_parametrization, parametrization_list
+from onelip.methods.registry import Method, get_method
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def constrain(
+    model: Model,
+    method: str | Method | Callable[..., nn.Module] = "aol",
+    *,
+    skip: Iterable[str] = (),
+    strict: bool = False,
+    example: Tensor | None = None,
+    **options: Any,
+) -> Model:
+    """Constrain every linear layer of a model in place, and return the model.
+
+    Layers that the method does not support, that share their weight, or that something else parametrizes (torch's
+    `weight_norm`) are left unchanged and reported with a `UserWarning`. Layers that are constrained already stay as
+    they are. `onelip.summary(model)` lists what is known of each module.
+
+    Methods whose mechanism is "projection", "penalty" or "loss" leave the weights free: what they do in training is
+    `onelip.project` or a loss of `onelip.losses`. Methods that replace layers put new modules into the model; if the
+    model itself is a layer, the new module is returned.
+
+    Args:
+        model: any module.
+        method: a name from `onelip.list_methods()`, a `Method`, or a function `(layer, **options) -> layer` such as
+            `onelip.aol`, which raises `onelip.UnsupportedLayer` for layers that it does not support.
+        skip: names of modules to leave unchanged, as in `model.named_modules()`; `*` matches anything.
+        strict: raise if there is a layer that the method does not support, before anything is changed.
+        example: an input of the model. It is run once to find the image size at each convolution, for methods that
+            need it (Cayley, LOT, ...) or estimate with it (spectral-norm, lcc, lmt, gloro).
+        **options: passed to the method for each layer, as in `onelip.aol(layer, **options)`.
+
+    Returns:
+        The model.
+
+    Raises:
+        UnsupportedLayer: with `strict`, if a layer is not supported.
+        ValueError: for an unknown method, invalid options, or a pattern in `skip` that matches no module.
+
+    Warns:
+        UserWarning: naming the layers that are left unconstrained, and why.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+        >>> _ = model(torch.zeros(1, 3, 8, 8))
+        >>> import onelip
+        >>> onelip.summary(constrain(model, "aol")).constant
+        1.0
+    """
+    chosen = _as_method(method)
+    patterns = [skip] if isinstance(skip, str) else list(skip)
+    layers, constrained = _candidates(model, patterns)
+    _check_patterns(model, patterns)
+    sizes = _input_sizes(model, example) if example is not None and chosen.needs_input_size else {}
+    settings = {name: options | ({"input_size": sizes[name]} if sizes.get(name) else {}) for name, _ in layers}
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    refused = {}
+    for name, layer in layers:
+        if owners[id(layer._parameters.get("weight"))] > 1:
+            refused[name] = "its weight is shared with another module, which would change with it; untie them first"
+        elif reason := _refusal(layer, chosen, settings[name]):
+            refused[name] = reason
+    if strict and refused:
+        raise UnsupportedLayer(
+            f"{chosen.name} does not support {len(refused)} layers; nothing was changed:\n{_listed(refused)}"
+        )
+    for name, layer in layers:
+        if name not in refused:
+            made = chosen.apply(layer, **settings[name])
+            if made is not layer:
+                model = _put(model, layer, made)
+    # Options that are given now do not reach layers that are constrained already.
+    unchanged = refused | (constrained if options else {})
+    if unchanged:
+        warnings.warn(f"{len(unchanged)} layers are left unchanged:\n{_listed(unchanged)}", stacklevel=2)
+    return model
+
+
+def _as_method(method: str | Method | Callable[..., nn.Module]) -> Method:
+    if isinstance(method, str):
+        return get_method(method)
+    if isinstance(method, Method):
+        return method
+    if not callable(method):
+        raise ValueError(f"expected a method by name, a Method or a function of a layer, got {method!r}")
+    name = getattr(method, "__name__", type(method).__name__)
+    return Method(name, name, "parametrization", "none", layers=LINEAR_LAYERS, apply=method)
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    return "\n".join(f"  {name or '(model)'}: {reason}" for name, reason in reasons.items())
+
+
+def _put(model: Model, old: nn.Module, new: nn.Module) -> Model:
+    """Exchange a module wherever the model holds it."""
+    if model is old:
+        return new  # pyright: ignore[reportReturnType]  a layer for a layer
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model
+
+
+@torch.no_grad()
+def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...] | None]:
+    """The spatial size of what each convolution is given; None where it is given several sizes."""
+    seen: dict[str, tuple[int, ...] | None] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            size = tuple(args[0].shape[2:])
+            seen[name] = size if seen.get(name, size) == size else None
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(remember(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()(example)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _candidates(model: nn.Module, skip: list[str]) -> tuple[list[tuple[str, nn.Module]], dict[str, str]]:
+    """The linear layers to constrain, and those that are constrained already."""
+    layers: list[tuple[str, nn.Module]] = []
+    constrained: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+            continue
+        if taken := _constrained_by(module):
+            constrained[name] = f"constrained already ({taken})"
+        elif isinstance(module, LINEAR_LAYERS):
+            layers.append((name, module))
+    return layers, constrained
+
+
+def _constrained_by(module: nn.Module) -> str | None:
+    if (found := find_parametrization(module)) is not None:
+        return found.describe()
+    if isinstance(module, LipschitzModule) and parametrize.is_parametrized(module, "weight"):
+        return parametrize.type_before_parametrizations(module).__name__  # a layer that a method put in place, as SOC
+    return None
+
+
+def _check_patterns(model: nn.Module, skip: list[str]) -> None:
+    names = [name for name, _ in model.named_modules()]
+    for pattern in skip:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"expected skip to name modules of the model, got {pattern!r}, which matches none")
+
+
+def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str | None:
+    """Why the method does not support this layer, from a copy without memory; invalid options raise right away."""
+    if not isinstance(layer, method.layers):
+        return f"{method.name} does not support {type(layer).__name__}"
+    if (maps := parametrization_list(layer)) is not None:
+        names = ", ".join(type(map).__name__.lstrip("_") for map in maps)
+        way_out = 'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")'
+        return f"its weight is parametrized by {names}; use {way_out} first"
+    if layer._parameters.get("weight") is None:
+        return "its weight is computed by a hook (torch.nn.utils.weight_norm or alike); remove the hook first"
+    weightless: dict[int, Any] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
+        for p in layer.parameters()
+        if not isinstance(p, nn.UninitializedParameter)
+    }
+    try:
+        method.apply(copy.deepcopy(layer, weightless), **options)
+    except UnsupportedLayer as error:
+        return str(error)
+    return None

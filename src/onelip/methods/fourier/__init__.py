@@ -1,0 +1,1 @@
+"""Layers that are orthogonal or bounded frequency by frequency: Cayley, LOT, BRO, ECO, Sandwich."""

@@ -1,0 +1,220 @@
+"""Layers that are made for one image size and act frequency by frequency; `onelip.methods.fourier.maps`, (1), bounds
+them.
+
+Images that have to be larger are filled up with zeros, and cut afterwards; both are 1-Lipschitz. Interleaved images, of
+pixels that lie some distance apart, are separate ones: to take them apart is an isometry.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.bounds import bound_weight
+from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.geometry import Geometry, geometry_of, padding_of
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import (
+    attach,
+    check_lipschitz,
+    find_parametrization,
+    parametrization_list,
+    weight_of,
+    working_type,
+)
+from onelip.core.precision import full_precision
+from onelip.methods.fourier.maps import DenseMap, FrequencyMap, OrthogonalMap
+from onelip.methods.fourier.period import Period
+from onelip.methods.fourier.plain import plain_periodic
+
+SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class FourierConv(LipschitzModule):
+    """A convolution of period `size` by its matrices at each frequency; the Fourier methods make it.
+
+    `onelip.bake` makes real convolutions of it, `onelip.methods.fourier.plain`, whose constants are proved from what
+    is stored.
+
+    Args:
+        layer: the convolution that it stands for: its kernel is where it begins, its bias is kept.
+        input_size: spatial size of all its inputs.
+        size: period of the convolution; inputs are filled up to it with zeros, outputs are cut.
+        spacing: distance of the pixels that belong to one of several interleaved images, for each axis.
+    """
+
+    def __init__(
+        self,
+        layer: nn.modules.conv._ConvNd,
+        *,
+        input_size: tuple[int, ...],
+        size: tuple[int, ...],
+        spacing: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.input_size, self.size, self.period = input_size, size, Period(size)
+        self.spacing = spacing or (1,) * len(size)
+        self.weight = nn.Parameter(layer.weight.detach(), layer.weight.requires_grad)
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != (self.in_channels, *self.input_size):
+            raise ValueError(
+                f"expected an input (batch, {self.in_channels}, {', '.join(map(str, self.input_size))}), the size that "
+                f"the layer was made for, got shape {tuple(x.shape)}; make the layer anew with input_size of your "
+                "images, or resize them"
+            )
+        with full_precision(x.device):
+            y = self._filtered(x.to(working_type(x.dtype))).to(x.dtype)
+        return y if self.bias is None else y + self.bias.reshape(-1, *(1 for _ in self.size))
+
+    def _filtered(self, x: Tensor) -> Tensor:
+        period = [n * d for n, d in zip(self.size, self.spacing, strict=True)]
+        missing = [p - n for p, n in zip(period, self.input_size, strict=True)]
+        if any(missing):
+            x = F.pad(x, [amount for m in reversed(missing) for amount in (0, m)])
+        y = self._together(self.period(self._apart(x), torch.view_as_complex(self.weight)))
+        for axis, n in enumerate(self.input_size):
+            y = y.narrow(2 + axis, 0, n)
+        return y
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """(batch, c, *size * spacing) -> (batch * spacings, c, *size)"""
+        if all(d == 1 for d in self.spacing):
+            return x
+        for axis, d in enumerate(self.spacing):
+            x = x.unflatten(2 + 2 * axis, (-1, d))
+        places, offsets = range(2, x.dim(), 2), range(3, x.dim(), 2)
+        return x.permute(0, *offsets, 1, *places).flatten(0, len(self.spacing))
+
+    def _together(self, y: Tensor) -> Tensor:
+        """The way back from `_apart`."""
+        if all(d == 1 for d in self.spacing):
+            return y
+        y = y.unflatten(0, (-1, *self.spacing))
+        axes = len(self.spacing)
+        order = [axis for i in range(axes) for axis in (2 + axes + i, 1 + i)]
+        y = y.permute(0, 1 + axes, *order)
+        for axis in range(axes):
+            y = y.flatten(2 + axis, 3 + axis)
+        return y
+
+    @property
+    def lipschitz_constant(self) -> float:
+        """Proved: by construction, or for a baked layer from the matrices that are stored there."""
+        if not parametrize.is_parametrized(self, "weight"):
+            return stored_norm(self.weight.detach())
+        found, maps = find_parametrization(self), parametrization_list(self)
+        if not isinstance(found, FrequencyMap) or maps is None or len(maps) != 1 or found.size != self.size:
+            raise UnknownLipschitzConstant("expected a layer with its own parametrization, got another one")
+        original = maps.original
+        assert isinstance(original, Tensor)
+        return found.constant_in(original.dtype)
+
+    def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """For `onelip.bake`."""
+        return plain_periodic(
+            tensors["weight"], self.bias, input_size=self.input_size, size=self.size, spacing=self.spacing
+        )
+
+    def extra_repr(self) -> str:
+        spaced = f", spacing={self.spacing}" if any(d > 1 for d in self.spacing) else ""
+        return f"{self.in_channels}, {self.out_channels}, input_size={self.input_size}, size={self.size}{spaced}"
+
+
+def stored_norm(weight: Tensor) -> float:
+    """A proved bound on the norms of complex matrices stored as (b, rows, columns, 2)."""
+    real, imaginary = weight.unbind(-1)
+    matrices = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+    try:
+        return bound_weight(matrices.flatten(0, 1), Geometry(False, len(weight), (), (), ())).value
+    except (NonFiniteWeight, OverflowError) as error:
+        raise UnknownLipschitzConstant(str(error)) from error
+
+
+def replaced(
+    layer: nn.Module,
+    make: Callable[[Tensor], OrthogonalMap],
+    *,
+    method: str,
+    input_size: int | Sequence[int] | None,
+    lipschitz: float,
+    zero_padding: bool = False,
+    spaced: bool = False,
+) -> nn.Module:
+    """The shared verb: a dense layer gets a parametrization, a convolution becomes a `FourierConv`.
+
+    Args:
+        layer: one of SERVED.
+        make: gives the orthogonal for a kernel (g, rows, columns, *taps).
+        method: its name, for errors.
+        input_size: spatial size of the images.
+        lipschitz: the constant to guarantee.
+        zero_padding: whether zero padding is served, by a border of zeros around which the circle closes.
+        spaced: whether taps are spread over the image, n / k apart.
+    """
+    if not isinstance(layer, SERVED):
+        names = ", ".join(kind.__name__ for kind in SERVED)
+        raise UnsupportedLayer(f"expected one of {names} for {method}, got {type(layer).__name__}; use 'bcop' or 'aoc'")
+    geometry = geometry_of(layer)
+    weight = weight_of(layer, geometry)
+    lipschitz = check_lipschitz(lipschitz, weight.dtype)
+    kernel = geometry.to_kernel(weight.detach(), "inputs")
+    if all(k == 1 for k in kernel.shape[3:]):
+        return attach(layer, DenseMap(geometry, weight.shape, make(kernel.flatten(2)), lipschitz=lipschitz))
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    given = check_periodic(layer, method, input_size, zero_padding or spaced)
+    padding = padding_of(layer)
+    border = [0 if layer.padding_mode == "circular" else max(p) for p in padding]
+    spacing, dilation = (1,) * len(given), layer.dilation
+    size = tuple(n + b for n, b in zip(given, border, strict=True))
+    starts = [-left for left, _ in padding]
+    if spaced:
+        size = layer.kernel_size
+        spacing = tuple(-(-n // k) for n, k in zip(given, size, strict=True))
+        dilation, starts = (1,) * len(size), [-((k - 1) // 2) for k in size]
+    shifts = tuple(
+        tuple(d * t + start for t in range(k)) for k, d, start in zip(layer.kernel_size, dilation, starts, strict=True)
+    )
+    made = FourierConv(layer, input_size=given, size=size, spacing=spacing)
+    return attach(
+        made, FrequencyMap(geometry, weight.shape, make(kernel), size=size, shifts=shifts, lipschitz=lipschitz)
+    )
+
+
+def check_periodic(
+    layer: nn.modules.conv._ConvNd, method: str, input_size: int | Sequence[int] | None, zero_padding: bool
+) -> tuple[int, ...]:
+    """The spatial size that a layer is made for, or why there is no periodic layer in its place."""
+    way_out = "use 'bcop', 'aoc' or 'soc', which work on pixels"
+    if layer.groups > 1:
+        raise UnsupportedLayer(f"expected a convolution with groups=1 for {method}, got {layer.groups}; {way_out}")
+    if any(s > 1 for s in layer.stride):
+        raise UnsupportedLayer(
+            f"expected stride 1, or a kernel as large as the stride, for {method}, got stride {layer.stride}; put "
+            f"onelip.nn.ConcatenationPool2d before a layer of stride 1, or {way_out}"
+        )
+    for k, d, p in zip(layer.kernel_size, layer.dilation, padding_of(layer), strict=True):
+        if sum(p) != d * (k - 1):
+            raise UnsupportedLayer(
+                f"expected padding of dilation * (kernel_size - 1) = {d * (k - 1)} in total, which keeps the size, for "
+                f"{method}, got {p[0]} + {p[1]}; use padding='same', or {way_out}"
+            )
+    if layer.padding_mode != "circular" and not zero_padding:
+        raise UnsupportedLayer(
+            f"expected padding_mode='circular' for {method}, got {layer.padding_mode!r}: its layers are periodic; "
+            f"change it, or {way_out}"
+        )
+    if input_size is None:
+        raise UnsupportedLayer(
+            f"expected the size of the images for {method}, whose layers are made for one size, got none; give "
+            "input_size=(height, width), or onelip.constrain(model, ..., example=images)"
+        )
+    axes = len(layer.kernel_size)
+    sizes = (input_size,) * axes if isinstance(input_size, int) else tuple(input_size)
+    if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(f"expected input_size to be a positive number or {axes} of them, got {input_size!r}")
+    return sizes

@@ -1,0 +1,151 @@
+"""Methods that leave the weights free and act on the loss alone: LMT, GloRo, EMMA, OCNN, WGAN-GP.
+
+The losses are in `onelip.losses`, and go with every other method too. Evaluation uses proved bounds of the stored
+weights; what training estimates never enters a certificate.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.parametrization import attach, weight_of
+from onelip.methods.method import Method, PaperRow
+from onelip.methods.norms.estimated import PowerIterated
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+class Tracked(PowerIterated):
+    """The weight unchanged, with a vector that follows its largest singular value in training."""
+
+    def forward(self, P: Tensor) -> Tensor:
+        return P
+
+    def constant_in(self, dtype: torch.dtype) -> None:
+        return None
+
+    def estimated_constant(self, P: Tensor) -> Tensor:
+        return self.estimate(P)
+
+    def describe(self) -> str:
+        return "free weights, with an estimate of their norm for the loss"
+
+
+def track(module: Layer, *, iterations: int = 5, input_size: int | Sequence[int] | None = None) -> Layer:
+    """Estimate the norm of a layer in training, for the loss; the weight is unchanged. Acts in place.
+
+    Args:
+        module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
+        iterations: steps of the power method in each step of training.
+        input_size: spatial size of the images that the layer sees.
+
+    Returns:
+        The layer.
+
+    Examples:
+        >>> layer = track(nn.Linear(3, 3))
+    """
+    size = tuple(input_size) if isinstance(input_size, Sequence) else input_size
+    geometry = geometry_of(module, size)
+    weight = weight_of(module, geometry)
+    made = Tracked(module, geometry, weight.shape, iterations=iterations, input_size=size)
+    made.warm_up(module)
+    return attach(module, made)
+
+
+def unconstrained(module: Layer) -> Layer:
+    """The layer itself, unchanged, if evaluation can bound it.
+
+    Raises:
+        onelip.UnsupportedLayer: if it cannot.
+    """
+    geometry_of(module)
+    return module
+
+
+# The losses of these methods are plain cross-entropies where they do not use the constant.
+_PLAIN = {"offset": 0.0, "temperature": 1.0, "weight_decay": 0.0}
+
+LMT = Method(
+    name="lmt",
+    title="LMT, Lipschitz-margin training (Tsuzuku et al., 2018)",
+    citation="Yusuke Tsuzuku, Issei Sato, Masashi Sugiyama, "
+    '"Lipschitz-Margin Training: Scalable Certification of Perturbation Invariance for Deep Neural Networks", '
+    "NeurIPS 2018.",
+    mechanism="loss",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=track,
+    options=({"iterations": 1},),
+    paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
+    loss="lmt",
+    certificate="pairs",
+    hyperparameters={**_PLAIN, "lr": 5e-3},
+    note="bound of the stored weights in evaluation, per pair of classes",
+)
+
+GLORO = Method(
+    name="gloro",
+    title="GloRo, globally-robust networks (Leino et al., 2021)",
+    citation='Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.',
+    mechanism="loss",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=track,
+    options=({"iterations": 1},),
+    paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
+    loss="gloro",
+    certificate="pairs",
+    hyperparameters={**_PLAIN, "lr": 0.01},
+    note="bound of the stored weights in evaluation, per pair of classes",
+)
+
+EMMA = Method(
+    name="emma",
+    title="EMMA, efficient margin maximisation (Hu et al., 2023)",
+    citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
+    '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
+    mechanism="loss",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=track,
+    loss="emma",
+    certificate="pairs",
+    # The derivative of a product of norms grows with the product: up to 130 on the digits. The authors clip at 3, too;
+    # without it a learning rate that is right at first is too high later.
+    hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
+    note="bound of the stored weights in evaluation, per pair of classes",
+)
+
+OCNN = Method(
+    name="ocnn",
+    title="OCNN, orthogonal convolutional networks (Wang et al., 2020)",
+    citation="Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "
+    '"Orthogonal Convolutional Neural Networks", CVPR 2020.',
+    mechanism="penalty",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=unconstrained,
+    paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
+    loss="ocnn",
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
+    note="bound of the stored weights in evaluation",
+)
+
+GRADIENT_PENALTY = Method(
+    name="gradient-penalty",
+    title="WGAN-GP, gradient penalty (Gulrajani et al., 2017)",
+    citation="Ishaan Gulrajani, Faruk Ahmed, Martin Arjovsky, Vincent Dumoulin, Aaron Courville, "
+    '"Improved Training of Wasserstein GANs", NeurIPS 2017.',
+    mechanism="penalty",
+    guarantee="none",
+    layers=LINEAR_LAYERS,
+    apply=unconstrained,
+    paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
+    loss="gradient-penalty",
+    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
+    note="bound of the stored weights in evaluation",
+)

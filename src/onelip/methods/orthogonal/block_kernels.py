@@ -1,0 +1,213 @@
+"""Orthogonal convolution kernels from matrices, by growing them one tap at a time.
+
+For symmetric P with 0 <= P <= I the convolution with the two taps P, I - P along an axis has the symbol
+
+    F(z) = P + (I - P) z,   normal, with eigenvalues p + (1 - p) z,   so ||F(z)|| <= 1 for |z| = 1.              (1)
+
+It is unitary if P is a projection. P = V V^T satisfies the assumption as soon as ||V|| <= 1: V need not be orthonormal
+to the last step of an iteration, and the product of an orthogonal matrix with any number of such factors, a kernel with
+one tap more along an axis for each of them, has norm at most 1. Growing K by V is K V V^T at the old taps and the rest,
+K - K V V^T, one tap further: one pass of products, no block convolution of kernels.
+
+Citation: Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, ICML 2018 (2x2 blocks); Li et al. (BCOP), NeurIPS 2019.
+That (1) needs no projection, and growing by one axis at a time, are our own.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import Geometry
+from onelip.core.parametrization import LipschitzParametrization, working_type
+from onelip.core.precision import full_precision
+from onelip.methods.orthogonal.reshaped import check_steps, stored_constant
+from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size
+from onelip.nn.init import orthogonal_columns, tight_weight
+
+# Beyond this many rows a decomposition into singular values takes too long; Björck's iteration comes near enough.
+_LARGE = 256
+
+
+class BlockOrthogonal(LipschitzParametrization):
+    """Base of BCOP and AOC: the parameter holds a first matrix R and the V of every factor, side by side.
+
+    The kernel starts as R, with the taps `start`, and is grown to `taps`. The parameter is one tensor
+    (g, channels, ...): R with its taps, (g, channels, rows * start), then the V (g, channels, rank) of each factor.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        kernel_shape: (g, rows, columns, *taps) of the kernel that is made.
+        start: taps of the first matrix, which must not overlap.
+        steps: steps of Björck's iteration for each matrix.
+        lipschitz: the constant that the layer is to have instead of 1.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        weight_shape: Sequence[int],
+        *,
+        kernel_shape: Sequence[int],
+        start: Sequence[int],
+        steps: int,
+        lipschitz: float,
+    ) -> None:
+        super().__init__(geometry, weight_shape, lipschitz=lipschitz)
+        self.steps = check_steps(steps)
+        self.groups, rows, columns, *taps = kernel_shape
+        self.start, self.taps = tuple(start), tuple(taps)
+        # Without taps of its own R may as well be the transpose's: then it has no more entries than it needs.
+        self.is_transpose = math.prod(self.start) == 1 and rows > columns
+        self.rows, self.columns = (columns, rows) if self.is_transpose else (rows, columns)
+        # If there are more outputs than inputs, R has no more columns than rows: it must lose nothing either.
+        self.channels = max(self.columns, self.rows // math.prod(self.start))
+        self.factors = _order_of_factors([k - s for k, s in zip(self.taps, self.start, strict=True)])
+        if self.factors and self.channels < 2:
+            raise UnsupportedLayer(
+                f"expected at least 2 channels (in a group), got {columns} to {rows} with {self.taps} taps: a single "
+                "channel has no orthogonal convolution but a shift; use more channels, or aol for this layer"
+            )
+
+    # The kernel, as a tensor of the parametrization's own shape (g, rows, columns, *taps), from and to the weight.
+    def to_weight(self, kernel: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def from_weight(self, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def rank(self, level: int) -> int:
+        """Half of the channels; of an odd number the smaller and the larger half in turn, so that pairs add up."""
+        half = self.channels // 2
+        return half if level % 2 == 0 else self.channels - half
+
+    def forward(self, P: Tensor) -> Tensor:
+        if P.numel() == 0 or 0 in self.weight_shape:
+            return P.new_zeros(self.weight_shape)
+        with full_precision(P.device):
+            R, Vs = self._split(P.to(working_type(P.dtype)))
+            R = bjorck_steps(R, self.steps)  # (g, rows, start * channels)
+            kernel = R.unflatten(2, (*self.start, self.channels))  # (g, rows, *start, channels)
+            for (axis, _), V in zip(self.factors, self._orthogonal(Vs), strict=True):
+                kernel = grown(kernel, V, axis)
+            kernel = kernel[..., : self.columns].movedim(-1, 2) * self.lipschitz
+            return self.to_weight(kernel.transpose(1, 2) if self.is_transpose else kernel).to(P.dtype)
+
+    @torch.no_grad()
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """A parameter whose kernel is one orthogonal matrix in the middle, the one next to the sum of the taps of W.
+
+        Few weights are orthogonal convolutions, so W itself cannot be kept (but for a matrix, which is kept as it is).
+        The factors are random, and cancel in pairs, (P + (I - P) z) ((I - P) + P z) = z: training starts from a layer
+        that keeps norms and mixes no pixels (two of them, along axes where a factor is left over).
+        """
+        if tuple(W.shape) != self.weight_shape:
+            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
+        if W.is_meta or 0 in self.weight_shape:
+            return W.new_empty(self.parameter_shape)
+        if not W.isfinite().all():
+            return W.new_full(self.parameter_shape, torch.nan)
+        kernel = self.from_weight(W.double())
+        R = self._folded(kernel.transpose(1, 2) if self.is_transpose else kernel)  # (g, rows, start * channels)
+        if self.factors or self.channels > self.columns:
+            R = self._nearest_orthogonal(R)
+        pieces = [self._laid_out(R), *self._cancelling_factors(W.device)]
+        return torch.cat(pieces, 2).to(W.dtype)
+
+    @property
+    def parameter_shape(self) -> tuple[int, int, int]:
+        width = self.rows * math.prod(self.start) + sum(self.rank(level) for _, level in self.factors)
+        return self.groups, self.channels, width
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """Fill the parameter such that the layer is the identity, or the orthogonal layer next to it."""
+        if not P.is_meta:
+            weight = tight_weight(self.geometry, self.weight_shape, "inputs")
+            P.copy_(self.right_inverse(weight.to(P.device)))
+
+    def constant_in(self, dtype: torch.dtype) -> float:
+        """The constant with its rounding.
+
+        Twice what R misses; for each factor four times what its V misses, by (1), and 4 c^2 2^-53 for each tap in
+        growing, c the channels. Storing moves each entry by u, the norm by u sqrt(rank * taps).
+        """
+        c, growing = self.channels, 4 * math.prod(self.taps) * self.channels**2 * UNIT64
+        excess = 2 * excess_of_steps(self.rows, math.prod(self.start) * c)
+        excess += sum(4 * excess_of_steps(c, self.rank(level)) + growing for _, level in self.factors)
+        _, rows, columns, *reads = self.geometry.kernel_shape(self.weight_shape, "inputs")
+        rank = min(rows, columns) * math.prod(reads)
+        return stored_constant(self.lipschitz, excess, rank, rows * columns * math.prod(reads) ** 2, dtype)
+
+    def extra_repr(self) -> str:
+        return f"steps={self.steps}, lipschitz={self.lipschitz}"
+
+    def _split(self, P: Tensor) -> tuple[Tensor, list[Tensor]]:
+        first, *Vs = P.split([self.rows * math.prod(self.start), *(self.rank(level) for _, level in self.factors)], 2)
+        # (g, channels, start * rows) -> (g, rows, start * channels)
+        return first.unflatten(2, (-1, self.rows)).permute(0, 3, 2, 1).flatten(2), Vs
+
+    def _laid_out(self, R: Tensor) -> Tensor:
+        """The inverse of _split for R."""
+        return R.unflatten(2, (-1, self.channels)).permute(0, 3, 2, 1).flatten(2)
+
+    def _orthogonal(self, Vs: list[Tensor]) -> list[Tensor]:
+        """All V of one rank go through the iteration together."""
+        result: list[Tensor] = [*Vs]
+        for rank in {V.shape[2] for V in Vs}:
+            chosen = [i for i, V in enumerate(Vs) if V.shape[2] == rank]
+            batch = bjorck_steps(torch.cat([Vs[i] for i in chosen]), self.steps)
+            for i, V in zip(chosen, batch.split(self.groups), strict=True):
+                result[i] = V
+        return result
+
+    def _folded(self, kernel: Tensor) -> Tensor:
+        """Sum of the taps (g, rows, columns, *taps) that fall together if the factors only shift: R, (g, rows, ...)."""
+        for axis, (k, s) in enumerate(zip(self.taps, self.start, strict=True)):
+            place = (torch.arange(k, device=kernel.device) - (k - s) // 2) % s
+            shape = [*kernel.shape]
+            shape[3 + axis] = s
+            kernel = kernel.new_zeros(shape).index_add_(3 + axis, place, kernel)
+        padded = F.pad(kernel.movedim(2, -1), (0, self.channels - self.columns))
+        return padded.flatten(2)
+
+    def _nearest_orthogonal(self, R: Tensor) -> Tensor:
+        """The polar factor; of a matrix without full rank, one of them. Without it training would start from less."""
+        R = of_moderate_size(R)
+        if min(R.shape[1:]) > _LARGE and self.channels == self.columns:
+            return bjorck_steps(R.float(), 25)
+        U, _, Vh = torch.linalg.svd(R, full_matrices=False)
+        return U @ Vh
+
+    def _cancelling_factors(self, device: torch.device) -> list[Tensor]:
+        c, half = self.channels, self.channels // 2
+        pairs = max((level for _, level in self.factors), default=-1) // 2 + 1
+        bases = [torch.stack([orthogonal_columns(c, c) for _ in range(self.groups)]) for _ in range(pairs)]
+        return [
+            bases[level // 2][:, :, half:].to(device) if level % 2 else bases[level // 2][:, :, :half].to(device)
+            for _, level in self.factors
+        ]
+
+
+def grown(kernel: Tensor, V: Tensor, axis: int) -> Tensor:
+    """The kernel (g, rows, *taps, c) of K F, F as in (1) with P = V V^T along the given axis of the taps.
+
+    Examples:
+        >>> K, V = torch.eye(2)[None, :, None], torch.tensor([[[1.0], [0.0]]])
+        >>> grown(K, V, 0)[0, :, 0], grown(K, V, 0)[0, :, 1]
+        (tensor([[1., 0.],
+                [0., 0.]]), tensor([[0., 0.],
+                [0., 1.]]))
+    """
+    kept = (kernel.flatten(1, -2) @ V @ V.mT).reshape(kernel.shape)
+    later = (0, 0) * (kernel.dim() - 3 - axis)  # F.pad counts axes from the last one
+    return F.pad(kept, (*later, 0, 1)) + F.pad(kernel - kept, (*later, 1, 0))
+
+
+def _order_of_factors(missing: list[int]) -> list[tuple[int, int]]:
+    """(axis, level) of each factor: at each level one along every axis that still wants a tap, as BCOP pairs them."""
+    return [(axis, level) for level in range(max(missing, default=0)) for axis, n in enumerate(missing) if level < n]

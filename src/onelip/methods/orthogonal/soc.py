@@ -1,0 +1,318 @@
+"""SOC: skew orthogonal convolutions ("SOP" in the paper's table).
+
+Citation: Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.
+
+Inequality: for a skew kernel L, scaled such that its layer has norm at most `norm`, y = sum_{j <= terms} L^j x / j! has
+norm at most gain(terms, norm), by which it is divided; `onelip.methods.orthogonal.skew`, (1) and (2). No power
+iteration.
+Assumes: padding that keeps the size (times 1 / stride), zero or circular; odd kernel sizes; dilation with
+stride 1 only; not transposed. Strides by space to depth, so they must divide the size of the input; more and fewer
+channels by zeros and by keeping the first ones.
+Guarantee: proved for every weight and every number of terms, which is the same in training and evaluation. The
+published layers, with 5 terms in training and a power iteration, have norms up to 1.004; and each one counts.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import (
+    LipschitzParametrization,
+    attach,
+    check_lipschitz,
+    parametrization_list,
+    weight_of,
+    working_type,
+)
+from onelip.core.precision import full_precision
+from onelip.core.rounding import multiply_up
+from onelip.methods.method import Method, PaperRow
+from onelip.methods.orthogonal.reshaped import stored_constant
+from onelip.methods.orthogonal.skew import exponential, gain, skew_kernel, skew_norm_bound
+from onelip.methods.orthogonal.steps import UNIT64
+
+# What rounding the entries of the kernel adds to its norm in float32, u sqrt(channels * taps), is below this part.
+_SLACK = 2.0**-10
+_WAY_OUT = "use bcop or aoc, which take any kernel and padding"
+
+
+def _check_series(terms: object, norm: object) -> tuple[int, float]:
+    if isinstance(terms, bool) or not isinstance(terms, int) or not 1 <= terms <= 30:
+        raise ValueError(f"expected terms to be a whole number from 1 to 30, got {terms!r}; 5 is ordinary, 12 is exact")
+    if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm <= 4:
+        raise ValueError(f"expected norm to be a number above 0 and up to 4, got {norm!r}; 2 is ordinary")
+    return terms, float(norm)
+
+
+class SkewKernel(nn.Module):
+    """The map from a free kernel (g c, c, *taps) to a skew one of bounded norm, as a torch parametrization."""
+
+    def __init__(self, groups: int, norm: float) -> None:
+        super().__init__()
+        self.groups, self.norm = groups, norm
+
+    def forward(self, M: Tensor) -> Tensor:
+        with full_precision(M.device):
+            kernel = M.to(working_type(M.dtype)).unflatten(0, (self.groups, -1))
+            return skew_kernel(kernel, self.norm).flatten(0, 1).to(M.dtype)
+
+
+class SOC(LipschitzModule):
+    """The exponential of a skew convolution, in place of a convolution; `soc` makes it.
+
+    `onelip.bake` stores the skew kernel; the terms of the series stay convolutions, one after the other.
+
+    Args:
+        layer: the convolution that it stands for: its channels, kernel size, stride, dilation, groups, padding mode,
+            bias and first weight.
+        terms: highest power in the series.
+        norm: largest norm of the skew convolution; how far the layer can be from the identity.
+        lipschitz: the constant that the layer is to have instead of 1.
+    """
+
+    def __init__(
+        self, layer: nn.modules.conv._ConvNd, *, terms: int = 5, norm: float = 2.0, lipschitz: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.terms, self.norm = _check_series(terms, norm)
+        self.lipschitz = check_lipschitz(lipschitz, layer.weight.dtype)
+        _check_layer(layer)
+        self.in_channels, self.out_channels, self.groups = layer.in_channels, layer.out_channels, layer.groups
+        self.stride, self.dilation, self.padding_mode = layer.stride, layer.dilation, layer.padding_mode
+        self.kernel_size, kernel = _square_kernel(layer)
+        self.channels = kernel.shape[1]
+        self.weight = nn.Parameter(kernel.flatten(0, 1))  # (g c, c, *taps)
+        self.bias = layer.bias
+        parametrize.register_parametrization(self, "weight", SkewKernel(self.groups, self.norm), unsafe=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        axes = len(self.kernel_size)
+        if x.dim() != axes + 2 or x.shape[1] != self.in_channels:
+            raise ValueError(
+                f"expected an input (batch, {self.in_channels}, {axes} spatial axes), got shape {tuple(x.shape)}"
+            )
+        x = self._space_to_depth(x).unflatten(1, (self.groups, -1))  # (n, g, c_in * strides, *size)
+        x = F.pad(x, (0, 0) * axes + (0, self.channels - x.shape[2])).flatten(1, 2)
+        weight, z = self.weight, x
+        for j in range(self.terms, 0, -1):  # Horner's rule: p(L) x = x + L (x + L (x + ...) / 2) / 1
+            z = torch.add(x, self._convolution(z, weight), alpha=1 / j)
+        y = z.unflatten(1, (self.groups, -1))[:, :, : self.out_channels // self.groups].flatten(1, 2)
+        if self.factor != 1:
+            y = y * self.factor
+        return y if self.bias is None else y + self.bias.reshape(-1, *(1 for _ in range(axes)))
+
+    @property
+    def factor(self) -> float:
+        """What the series is multiplied with; the root of it all is rounded down."""
+        series = self._series
+        return self.lipschitz if series == 1 else math.nextafter(self.lipschitz / series, 0.0)
+
+    @property
+    def _series(self) -> float:
+        """What the series of a kernel of the nominal norm can have as its norm, with the slack for its rounding."""
+        return gain(self.terms, math.ceil(self.norm * (1 + _SLACK) * 256) / 256)
+
+    @property
+    def lipschitz_constant(self) -> float:
+        """Proved: by construction, or for a baked kernel from what is stored."""
+        weight = self.weight
+        norm = self.norm * (1 + _SLACK)
+        if parametrize.is_parametrized(self, "weight"):
+            found = parametrization_list(self)
+            only = found[0] if found is not None and len(found) == 1 else None
+            if not isinstance(only, SkewKernel) or only.norm != self.norm:
+                raise UnknownLipschitzConstant("expected SOC with its own parametrization, got another one")
+            rounding = torch.finfo(weight.dtype).eps / 2 * math.sqrt(weight[0].numel())
+            norm = max(norm, self.norm * (1 + 2 * rounding))
+        else:
+            norm = skew_norm_bound(weight.detach().unflatten(0, (self.groups, -1)))
+        if not norm <= 6:
+            raise UnknownLipschitzConstant(f"expected a skew kernel of moderate norm, got one of norm up to {norm}")
+        # Rounded up to few values, so that the exact arithmetic behind them is done once.
+        series = gain(self.terms, math.ceil(norm * 256) / 256)
+        return self.lipschitz if series <= self._series else multiply_up(self.factor, series)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"terms={self.terms}, norm={self.norm}, lipschitz={self.lipschitz}"
+        )
+
+    def _space_to_depth(self, x: Tensor) -> Tensor:
+        axes = len(self.stride)
+        size = x.shape[2:]
+        if any(n % s for n, s in zip(size, self.stride, strict=True)):
+            raise ValueError(
+                f"expected an input whose spatial size is a multiple of the stride {self.stride}, got {tuple(size)}; "
+                "crop or zero-pad the input first, both are 1-Lipschitz"
+            )
+        if all(s == 1 for s in self.stride):
+            return x
+        for axis, s in enumerate(self.stride):
+            x = x.unflatten(2 + 2 * axis, (-1, s))
+        places, offsets = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
+        return x.permute(0, 1, *offsets, *places).flatten(1, 1 + axes)
+
+    def _convolution(self, z: Tensor, weight: Tensor) -> Tensor:
+        axes = len(self.kernel_size)
+        padding = [d * (k // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
+        if self.padding_mode == "circular":
+            z = F.pad(z, [p for n in reversed(padding) for p in (n, n)], mode="circular")
+            padding = [0] * axes
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+        return convolve(z, weight, padding=padding, dilation=self.dilation, groups=self.groups)
+
+
+class SkewExponential(LipschitzParametrization):
+    """SOC for layers without overlap, Linear, 1x1 and k = stride: the weight is (a part of) exp of a skew matrix.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        terms: highest power in the series.
+        norm: largest norm of the skew matrix.
+        lipschitz: the constant that the layer is to have instead of 1.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        weight_shape: Sequence[int],
+        *,
+        terms: int = 5,
+        norm: float = 2.0,
+        lipschitz: float = 1.0,
+    ) -> None:
+        super().__init__(geometry, weight_shape, lipschitz=lipschitz)
+        self.terms, self.norm = _check_series(terms, norm)
+        self.kernel_shape = geometry.kernel_shape(weight_shape, "inputs")
+        self.groups, self.rows, self.columns = self.kernel_shape[:3]
+        self.channels = max(self.rows, self.columns)
+
+    def forward(self, P: Tensor) -> Tensor:
+        if P.numel() == 0 or 0 in self.weight_shape:
+            return P.new_zeros(self.weight_shape)
+        with full_precision(P.device):
+            W = exponential(skew_kernel(P.to(working_type(P.dtype)), self.norm), self.terms)
+            W = W[:, : self.rows, : self.columns] * (self.lipschitz / gain(self.terms, self.norm))
+            return self.geometry.to_weight(W.reshape(self.kernel_shape), "inputs").to(P.dtype)
+
+    @torch.no_grad()
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """The weight, with zeros to make it square: its skew part is what is used."""
+        if tuple(W.shape) != self.weight_shape:
+            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
+        M = self.geometry.to_kernel(W, "inputs").flatten(2)
+        return F.pad(M, (0, self.channels - self.columns, 0, self.channels - self.rows)).contiguous()
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """A random rotation, as the authors start it."""
+        P.normal_(0, self.channels**-0.5)
+
+    def constant_in(self, dtype: torch.dtype) -> float:
+        """The constant with its rounding: products in float64, with factors of norm below exp(norm), and storing."""
+        excess = 2 * self.terms * max(1.0, self.norm**2) * math.exp(self.norm) * self.channels**2 * UNIT64
+        return stored_constant(self.lipschitz, excess, min(self.rows, self.columns), self.rows * self.columns, dtype)
+
+    def describe(self) -> str:
+        return f"SOC, {self.terms} terms, divided by their norm"
+
+    def extra_repr(self) -> str:
+        return f"terms={self.terms}, norm={self.norm}, lipschitz={self.lipschitz}"
+
+
+def soc(layer: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: float = 1.0) -> nn.Module:
+    """A skew orthogonal layer in the place of the given one.
+
+    For Linear layers, 1x1 convolutions and those whose kernel size is their stride it is the layer itself, with its
+    weight parametrized in place; for all others a new module `SOC`. The skew part of the layer's weight is kept as the
+    beginning of the new one, so the layer starts near the identity if the weight is small.
+
+    Args:
+        layer: Linear, Conv1d, Conv2d or Conv3d.
+        terms: highest power in the series; one convolution each.
+        norm: largest norm of what is exponentiated. More reaches further, and needs more terms.
+        lipschitz: the constant to guarantee instead of 1.
+
+    Raises:
+        onelip.UnsupportedLayer: for even kernels, padding that does not keep the size, transposed layers.
+
+    Examples:
+        >>> layer = soc(nn.Conv2d(4, 8, 3, padding=1))
+        >>> layer(torch.randn(1, 4, 6, 6)).shape, layer.lipschitz_constant
+        (torch.Size([1, 8, 6, 6]), 1.0)
+    """
+    geometry = geometry_of(layer)
+    weight = weight_of(layer, geometry)
+    if geometry.transposed:
+        raise UnsupportedLayer(f"expected Linear or Conv1d to Conv3d for SOC, got {type(layer).__name__}; {_WAY_OUT}")
+    if all(k == 1 for k in geometry.kernel_shape(weight.shape, "inputs")[3:]):
+        return attach(layer, SkewExponential(geometry, weight.shape, terms=terms, norm=norm, lipschitz=lipschitz))
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    return SOC(layer, terms=terms, norm=norm, lipschitz=lipschitz)
+
+
+def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
+    if any(s > 1 and d > 1 for s, d in zip(layer.stride, layer.dilation, strict=True)):
+        raise UnsupportedLayer(f"expected dilation with stride 1 only, got stride {layer.stride} and {layer.dilation}")
+    for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, _paddings(layer), strict=True):
+        if s == 1 and k % 2 == 0:
+            raise UnsupportedLayer(f"expected odd kernel sizes for SOC, got {layer.kernel_size}; {_WAY_OUT}")
+        # The output has size n / s, for every n that s divides, exactly if the padding is between these.
+        reach = d * (k - 1) + 1
+        if not reach - s <= p < reach:
+            raise UnsupportedLayer(
+                f"expected padding that keeps the size (divided by the stride), {(reach - s + 1) // 2} on both sides "
+                f"for kernel size {k}, stride {s} and dilation {d}, got {layer.padding}; change it, or {_WAY_OUT}"
+            )
+
+
+def _paddings(layer: nn.modules.conv._ConvNd) -> list[int]:
+    """Left and right together, for each axis."""
+    if layer.padding == "same":
+        return [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+    return [0] * len(layer.kernel_size) if layer.padding == "valid" else [2 * int(p) for p in layer.padding]
+
+
+def _square_kernel(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, ...], Tensor]:
+    """Odd kernel sizes after space to depth, and the layer's weight as a kernel (g, c, c, *taps) with zeros around."""
+    sizes = [-(-k // s) for k, s in zip(layer.kernel_size, layer.stride, strict=True)]
+    geometry = Geometry(False, layer.groups, layer.kernel_size, layer.stride, layer.kernel_size)
+    kernel = geometry.to_kernel(layer.weight.detach(), "inputs")  # (g, out, in * strides, *sizes)
+    channels = max(kernel.shape[1:3])
+    odd = tuple(k + 1 - k % 2 for k in sizes)
+    taps = [amount for k, to in reversed([*zip(sizes, odd, strict=True)]) for amount in (0, to - k)]
+    kernel = F.pad(kernel, [*taps, 0, channels - kernel.shape[2], 0, channels - kernel.shape[1]])
+    return odd, kernel.contiguous()
+
+
+METHOD = Method(
+    name="soc",
+    title="SOC, skew orthogonal convolutions (Singla and Feizi, 2021)",
+    mechanism="parametrization",
+    guarantee="proved",
+    layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    apply=soc,
+    options=({"terms": 4}, {"terms": 12, "norm": 3.0}, {"lipschitz": 0.5}),
+    replaces=True,
+    paper=PaperRow(E="no", F="partly", G="partly", M="yes", notes={"F": 2, "G": 7}),
+    hyperparameters={
+        "lr": 0.1,
+        "momentum": 0.9,
+        "nesterov": False,
+        "weight_decay": 5e-4,
+        "schedule": "steps",
+        "drop_at": (0.5, 0.75),
+        "drop_factor": 0.1,
+    },
+    note="odd kernels that keep the size; strides by space to depth",
+)

@@ -1,0 +1,1 @@
+"""Residual blocks with a proved constant: SLL, CPL, LiResNet."""

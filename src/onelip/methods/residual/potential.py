@@ -1,0 +1,241 @@
+"""The layer of SLL and CPL: a gradient step on a convex function, x - 2 V^T relu(V x + b).
+
+For two inputs the differences obey f(x) - f(y) = (I - 2 V^T D V) (x - y) with a diagonal D of entries in [0, 1], since
+relu does not fall and has slope at most 1. With ||V|| <= c the matrix V^T D V lies between 0 and c^2 I, so
+
+    ||f(x) - f(y)|| <= max(1, 2 c^2 - 1) ||x - y||,       1 for c <= 1.                                          (1)
+
+V^T must be the adjoint of V exactly, borders included. The methods differ in how they make ||V|| <= 1 sure.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.geometry import geometry_of
+from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.parametrization import check_lipschitz, find_parametrization, weight_of
+from onelip.core.rounding import multiply_up
+from onelip.graph.kinds import Potential, Scale
+from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.lowerings.linear import affine
+from onelip.methods.fourier.plain_relu import plain_dense
+from onelip.methods.norms.known_bound import KnownBound
+
+_SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WAY_OUT = "use a method without residual connection, e.g. 'aol' or 'soc'"
+
+
+class ConvexPotential(LipschitzModule):
+    """x - 2 V^T relu(V x + b), times a constant; `sll` and `cpl` make it and put their parametrization on V.
+
+    `onelip.bake` makes two layers with MaxMin between of it where V is a matrix (Linear, 1x1), by
+    `onelip.methods.fourier.plain_relu`, and stores V otherwise; the constant of what is baked is proved from what is
+    stored.
+
+    Args:
+        layer: Linear or a convolution that keeps the size of images: its weight is V, its bias b.
+        lipschitz: the constant that the layer is to have instead of 1.
+
+    Examples:
+        >>> layer = ConvexPotential(nn.Linear(2, 1, bias=False))
+        >>> _ = nn.init.constant_(layer.weight, 1.0)
+        >>> layer(torch.tensor([[1.0, 0.0]])).tolist(), round(layer.lipschitz_constant, 6)  # 2 ||V||^2 - 1
+        ([[-1.0, -2.0]], 3.0)
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(self, layer: nn.Module, *, lipschitz: float = 1.0) -> None:
+        super().__init__()
+        self.geometry = geometry_of(layer)
+        weight = weight_of(layer, self.geometry)
+        check_keeps_size(layer)
+        self.lipschitz = check_lipschitz(lipschitz, weight.dtype)
+        self.hidden = weight.shape[0]
+        self.channels = weight.shape[1] * self.geometry.groups
+        self.dilation = tuple(getattr(layer, "dilation", ()))
+        self.circular = getattr(layer, "padding_mode", "zeros") == "circular"
+        self.weight = nn.Parameter(weight.detach(), weight.requires_grad)
+        self._known_bound = KnownBound()
+        bias = layer.bias
+        self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        V = self.weight
+        if V.dim() == 2:
+            step = F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
+        else:
+            step = self._adjoint(F.relu(self._convolution(x, V)), V)
+        y = torch.add(x, step, alpha=-2)  # one pass over memory, and one for the derivative; to double is exact
+        return y if self.lipschitz == 1 else y * self.lipschitz
+
+    @property
+    def lipschitz_constant(self) -> float:
+        """Proved: by what the parametrization of V claims, or for a baked layer from the V that is stored; see (1)."""
+        norm = self._norm_of_weight()
+        expansion = 1.0 if norm <= 1 else 2 * norm**2 * (1 + 2.0**-50) - 1
+        if not expansion < math.inf:
+            raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
+        return self.lipschitz if expansion == 1 else multiply_up(self.lipschitz, expansion)
+
+    def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
+        """For `onelip.bake`; None where the layer stays what it is."""
+        is_matrix = math.prod(self.geometry.kernel_size) == 1 and self.geometry.groups == 1
+        if not is_matrix or not self._is_bounded():
+            return None
+        V = tensors["weight"].flatten(1)
+        everything = slice(None)
+        return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
+
+    def _is_bounded(self) -> bool:
+        """Whether somebody vouches for ||V|| <= 1, but for rounding."""
+        try:
+            return self._norm_of_weight() <= 1 + 2.0**-10
+        except UnknownLipschitzConstant:
+            return False
+
+    def _norm_of_weight(self) -> float:
+        if not parametrize.is_parametrized(self, "weight"):
+            try:
+                return self._known_bound(self.weight, self.geometry)
+            except (NonFiniteWeight, OverflowError) as error:
+                raise UnknownLipschitzConstant(str(error)) from error
+        found = find_parametrization(self)
+        fits = found is not None and found.geometry == self.geometry and found.weight_shape == tuple(self._shape)
+        claimed = found.constant_in(self.weight.dtype) if found is not None and fits else None
+        if claimed is None:
+            raise UnknownLipschitzConstant("expected a parametrization that bounds the weight, got one that does not")
+        return claimed
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.hidden, self.channels // self.geometry.groups, *self.geometry.kernel_size)
+
+    @property
+    def _padding(self) -> list[int]:
+        return [d * (k - 1) // 2 for k, d in zip(self.geometry.kernel_size, self.dilation, strict=True)]
+
+    def _wrapped(self, x: Tensor) -> Tensor:
+        return F.pad(x, [p for n in reversed(self._padding) for p in (n, n)], mode="circular")
+
+    def _convolution(self, x: Tensor, V: Tensor) -> Tensor:
+        axes = len(self.dilation)
+        if x.dim() != axes + 2 or x.shape[1] != self.channels:
+            raise ValueError(
+                f"expected an input (batch, {self.channels}, {axes} spatial axes), got shape {tuple(x.shape)}"
+            )
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
+        padding = self._padding
+        if self.circular:
+            x, padding = self._wrapped(x), 0
+        return convolve(x, V, self.bias, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
+
+    def _adjoint(self, h: Tensor, V: Tensor) -> Tensor:
+        convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.dilation) - 1]
+        padding = self._padding
+        if self.circular:
+            # Entry i of the transposed layer reads h[i + p - d t]: in the wrapped h those are i .. i + 2 p.
+            h, padding = self._wrapped(h), [2 * p for p in padding]
+        return convolve(h, V, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
+
+    def extra_repr(self) -> str:
+        taps = ""
+        if self.geometry.kernel_size:  # all that the function depends on: a proof is known by it and the weights
+            taps = f", kernel_size={self.geometry.kernel_size}, dilation={self.dilation}"
+            taps += f", groups={self.geometry.groups}" + ", circular" * self.circular
+        return f"{self.channels}, hidden={self.hidden}{taps}, lipschitz={self.lipschitz}"
+
+
+@lowers(ConvexPotential)
+def _lower_potential(low: Lowering) -> int:
+    """One node, and one for its constant if that is not 1.
+
+    Dense layers and 1x1 convolutions are baked to two linear layers (`onelip.methods.fourier.plain_relu`), so this is
+    for larger kernels, and for groups.
+    """
+    module = low.module
+    hidden, second, *kernel = module.weight.shape
+    if not kernel:
+        return low.refuse()
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+    layer = kind(
+        second * module.geometry.groups,
+        hidden,
+        tuple(kernel),
+        padding=tuple(module._padding),
+        dilation=module.dilation,
+        groups=module.geometry.groups,
+        padding_mode="circular" if module.circular else "zeros",
+        device="meta",
+    )
+    found = affine(low, layer, low.source, module.weight, module.bias, kind=Potential)
+    return found if module.lipschitz == 1 else low.emit(Scale, found, factor=float(module.lipschitz))
+
+
+def check_keeps_size(layer: nn.Module) -> None:
+    """A layer whose output has the spatial size of its input, or an error."""
+    if not isinstance(layer, _SERVED):
+        names = ", ".join(kind.__name__ for kind in _SERVED)
+        raise UnsupportedLayer(f"expected one of {names} for a residual layer, got {type(layer).__name__}; {_WAY_OUT}")
+    if isinstance(layer, nn.Linear):
+        return
+    if any(s != 1 for s in layer.stride):
+        raise UnsupportedLayer(
+            f"expected stride 1 for a residual layer, got {layer.stride}; put onelip.nn.ConcatenationPool2d before a "
+            f"layer of stride 1, or {_WAY_OUT}"
+        )
+    for k, d, p in zip(layer.kernel_size, layer.dilation, _left_padding(layer), strict=True):
+        if k % 2 == 0 or 2 * p != d * (k - 1):
+            raise UnsupportedLayer(
+                f"expected an odd kernel and padding dilation * (kernel_size - 1) / 2, which keep the size of images, "
+                f"got kernel size {k}, dilation {d} and padding {layer.padding}; change them, or {_WAY_OUT}"
+            )
+
+
+def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
+    """The layer V of a block that stands for a square layer: the layer itself, or a new one with `hidden` outputs."""
+    geometry = geometry_of(layer)
+    weight = weight_of(layer, geometry)
+    check_keeps_size(layer)
+    inputs, outputs = weight.shape[1] * geometry.groups, weight.shape[0]
+    if inputs != outputs:
+        raise UnsupportedLayer(
+            f"expected as many outputs as inputs for a residual layer, got {inputs} inputs and {outputs} outputs; put "
+            "onelip.nn.PadChannels before, or onelip.nn.FirstChannels after, a square layer"
+        )
+    if hidden is None or hidden == outputs:
+        return layer
+    if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1 or hidden % geometry.groups:
+        raise ValueError(
+            f"expected hidden to be a positive multiple of the number of groups, {geometry.groups}, got {hidden!r}"
+        )
+    place: dict[str, Any] = {"bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(inputs, hidden, **place)
+    assert isinstance(layer, nn.modules.conv._ConvNd)
+    kind: Any = type(layer)
+    settings = {name: getattr(layer, name) for name in ("kernel_size", "padding", "dilation", "groups", "padding_mode")}
+    return kind(inputs, hidden, **settings, **place)
+
+
+@torch.no_grad()
+def reset_spread(P: Tensor) -> None:
+    """Gaussian entries, as the authors of both methods begin.
+
+    Not the identity: x - 2 relu(x) = -|x| would leave the next layer of its kind without a positive input, dead.
+    """
+    if not P.is_meta:
+        nn.init.xavier_normal_(P)
+
+
+def _left_padding(layer: nn.modules.conv._ConvNd) -> list[float]:
+    if layer.padding == "same":
+        return [d * (k - 1) / 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+    return [0] * len(layer.kernel_size) if layer.padding == "valid" else [int(p) for p in layer.padding]

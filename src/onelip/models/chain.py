@@ -1,0 +1,181 @@
+"""A network described row by row, like the tables of the paper: each row states only its output."""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from onelip.core.arguments import check_integer
+from onelip.core.guards import guard_image_shape
+from onelip.models.layers import LayerFactory
+from onelip.nn import ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d
+
+ImageSize = int | Sequence[int]
+
+
+class Chain:
+    """Collects named layers and follows the shape of one sample through them; `build` makes the `nn.Sequential`.
+
+    Args:
+        num_classes: number of logits.
+        image_size: one number, or (height, width).
+        in_channels: channels of the image.
+        method: name of the method of all layers; None for plain ones.
+        method_options: keyword arguments of the method.
+
+    Examples:
+        >>> net = Chain(num_classes=10)
+        >>> net.downsample(16, 2)
+        >>> net.shape, list(net.build()._modules)
+        ((16, 16, 16), ['conv1', 'conv1_act'])
+    """
+
+    def __init__(
+        self,
+        *,
+        num_classes: int = 10,
+        image_size: ImageSize = 32,
+        in_channels: int = 3,
+        method: str | None = "aol",
+        method_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.num_classes = check_integer("num_classes", num_classes)
+        self.shape: tuple[int, ...] = (check_integer("in_channels", in_channels), *height_and_width(image_size))
+        self._image = self.shape
+        self._make = LayerFactory(method, method_options)
+        self._layers: OrderedDict[str, nn.Module] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._changes: defaultdict[str, list[str]] = defaultdict(list)  # names of layers by how they were changed
+
+    @property
+    def channels(self) -> int:
+        return self.shape[0]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return self.shape[1:]
+
+    def check_multiple(self, unit: int, why: str, otherwise: str) -> None:
+        """Refuse image sizes that are not multiples of `unit`, and name the nearest that are."""
+        if not any(n % unit for n in self.size):
+            return
+        below = [max(n // unit, 1) * unit for n in self.size]
+        above = [-(-n // unit) * unit for n in self.size]
+        nearest = " or ".join(dict.fromkeys(f"{h}x{w}" for h, w in (below, above)))
+        raise ValueError(
+            f"expected an image size that is a multiple of {unit} ({why}), got {self.size[0]}x{self.size[1]}; "
+            f"resize, crop or zero-pad the images to {nearest} (the last two are 1-Lipschitz), or {otherwise}"
+        )
+
+    def concatenate(self, factor: int) -> None:
+        """Concatenation pooling: windows of factor x factor pixels become channels."""
+        self._layers["patches"] = ConcatenationPool2d(factor)
+        self.shape = (self.channels * factor**2, *(n // factor for n in self.size))
+
+    def conv(self, channels: int, kernel_size: int, *, activation: bool = True) -> None:
+        """A convolution of odd kernel size, zero-padded to keep the size."""
+        layer = self._make.conv2d(self.channels, channels, kernel_size, input_size=self.size, padding=kernel_size // 2)
+        self._linear("conv", layer, (channels, *self.size), activation)
+
+    def dilated_conv(self, channels: int, kernel_size: int, dilation: tuple[int, ...]) -> None:
+        """A dilated convolution of odd kernel size, circular, so that the size is kept."""
+        padding = tuple(d * (kernel_size // 2) for d in dilation)
+        settings: dict[str, Any] = {"padding": padding, "dilation": dilation, "padding_mode": "circular"}
+        layer = self._make.conv2d(self.channels, channels, kernel_size, input_size=self.size, **settings)
+        self._linear("conv", layer, (channels, *self.size), True)
+
+    def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
+        """A convolution with kernel and stride `factor`."""
+        layer = self._make.downsample(self.channels, channels, factor, input_size=self.size)
+        self._linear("conv", layer, (channels, *(n // factor for n in self.size)), activation)
+
+    def linear(self, features: int, *, activation: bool = True) -> None:
+        """A fully connected layer."""
+        self._linear("fc", self._make.linear(self.channels, features), (features,), activation)
+
+    def flatten(self) -> None:
+        """Flatten all axes of a sample."""
+        self._layers["flatten"] = nn.Flatten()
+        self.shape = (prod(self.shape),)
+
+    def first_channels(self, name: str, channels: int) -> None:
+        """Keep the first channels and drop the rest."""
+        self._layers[name] = FirstChannels(channels)
+        self.shape = (channels, *self.size)
+
+    def logits(self) -> None:
+        """Keep one channel for each class."""
+        if self.num_classes > self.channels:
+            raise ValueError(
+                f"expected num_classes to be at most the width of the last layer, {self.channels}, got "
+                f"{self.num_classes}; choose a larger width"
+            )
+        self._replace_head()
+        self.first_channels("logits", self.num_classes)
+
+    def average(self) -> None:
+        """Average over the remaining pixels, times the root of their number: constant 1."""
+        if any(n > 1 for n in self.size):  # on a single pixel it would be the identity
+            self._layers["average"] = LipschitzAvgPool2d(None)
+            self.shape = (self.channels, *(1 for _ in self.size))
+
+    def build(self) -> nn.Sequential:
+        """The network; it refuses images of another shape, and lists its changed layers in `adaptations`."""
+        network = nn.Sequential(self._layers)
+        adaptations = tuple(f"{change}: {', '.join(names)}" for change, names in self._changes.items())
+        setattr(network, "adaptations", adaptations)  # noqa: B010  nn.Module annotates its attributes as modules
+        if adaptations:  # on the object: `onelip.summary` takes a subclass of nn.Sequential for an unknown forward
+            network.extra_repr = partial("\n".join, adaptations)
+        guard_image_shape(network, self._image)
+        return network
+
+    def _linear(self, kind: str, layer: nn.Module, shape: tuple[int, ...], activation: bool) -> None:
+        self._counts[kind] += 1
+        name = f"{kind}{self._counts[kind]}"
+        self._layers[name] = layer
+        for change in self._make.changes:
+            self._changes[change].append(name)
+        self._last = (name, self.channels)
+        self.shape = shape
+        if activation:
+            check_even(f"the number of channels of {name}", shape[0])
+            self._layers[f"{name}_act"] = self._make.activation(shape[0])
+
+    def _replace_head(self) -> None:
+        """Methods with their own last layer get a plain one with an output per class."""
+        if not self._make.has_own_head:
+            return
+        name, inputs = self._last
+        dense = name.startswith("fc")
+        plain = nn.Linear(inputs, self.num_classes) if dense else nn.Conv2d(inputs, self.num_classes, 1)
+        head = self._make.head(plain)
+        if head is not None:
+            self._layers[name] = head
+            self.shape = (self.num_classes, *self.size)
+
+
+def height_and_width(image_size: ImageSize) -> tuple[int, int]:
+    """One number for square images, or (height, width).
+
+    Examples:
+        >>> height_and_width(32), height_and_width((28, 32))
+        ((32, 32), (28, 32))
+    """
+    sizes = tuple(image_size) if isinstance(image_size, Sequence) else (image_size, image_size)
+    if len(sizes) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        raise ValueError(f"expected image_size to be a positive integer or (height, width), got {image_size!r}")
+    return sizes[0], sizes[1]
+
+
+def check_even(name: str, value: object) -> int:
+    """Return an even integer of at least 2: MaxMin sorts channels in pairs."""
+    number = check_integer(name, value, 2)
+    if number % 2:
+        raise ValueError(
+            f"expected {name} to be even, because MaxMin sorts channels in pairs, got {number}; "
+            f"choose {number - 1} or {number + 1}"
+        )
+    return number

@@ -1,0 +1,184 @@
+"""Linear layers by the name of a method, so that one architecture can have any of them.
+
+Where a method does not support a layer, the nearest one is made of layers that it supports and maps of constant 1:
+    zero padding        circular padding, for methods in the Fourier domain
+    outputs != inputs   zero channels before, or the first channels after, a square layer
+    stride              concatenation pooling, then a 1x1 convolution
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.parametrization import find_parametrization, original_of
+from onelip.methods.norms.last_layer import lln
+from onelip.methods.registry import get_method
+from onelip.nn import AOLConv2d, AOLLinear, ConcatenationPool2d, FirstChannels, MaxMin, PadChannels
+from onelip.nn.init import tight_weight
+
+
+class LayerFactory:
+    """Makes Conv2d and Linear layers with a method.
+
+    Args:
+        method: "aol" for the layers of `onelip.nn` with the initialisation of the paper; None for plain torch layers;
+            another name of `onelip.list_methods()` for torch's layers with that method, initialised as its
+            authors do, and orthogonal where it leaves weights free.
+        options: keyword arguments of the method for each layer, e.g. {"side": "auto"}. {"last_layer": "normalised"}
+            works with every method and gives a dense last layer rows of norm 1 (last-layer normalisation); such
+            networks are certified per pair of classes.
+
+    Attributes:
+        changes: how the last layer that was made differs from the one that was asked for.
+
+    Examples:
+        >>> make = LayerFactory("cayley")
+        >>> layer = make.conv2d(4, 8, 3, padding=1, input_size=(6, 6))
+        >>> make.changes
+        ['circular instead of zero padding']
+    """
+
+    def __init__(self, method: str | None = "aol", options: Mapping[str, Any] | None = None) -> None:
+        self.method = None if method is None else get_method(method)
+        self.options = dict(options or {})
+        self.changes: list[str] = []
+        self.last_layer = self.options.pop("last_layer", None)
+        if self.last_layer not in (None, "normalised"):
+            raise ValueError(f"expected last_layer to be 'normalised', or omitted, got {self.last_layer!r}")
+        if self.method is None and self.options:
+            raise ValueError(f"expected no method_options without a method, got {self.options!r}; name the method")
+
+    def linear(self, in_features: int, out_features: int) -> nn.Module:
+        """A fully connected layer with a bias."""
+        self.changes = []
+        if self._is_aol:
+            return AOLLinear(in_features, out_features, **self.options)
+        return self._first_supported(
+            in_features, out_features, [lambda inputs, outputs: self._apply(nn.Linear(inputs, outputs))]
+        )
+
+    def conv2d(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        input_size: tuple[int, ...] | None = None,
+        **settings: Any,
+    ) -> nn.Module:
+        """A convolution with a bias.
+
+        Args:
+            in_channels: channels of its input.
+            out_channels: channels of its output.
+            kernel_size: one number.
+            input_size: spatial size of its input, for methods that need it.
+            **settings: other arguments of `torch.nn.Conv2d`: stride, padding, dilation, padding_mode.
+        """
+        self.changes = []
+        if self._is_aol:
+            return AOLConv2d(in_channels, out_channels, kernel_size, **settings, **self.options)
+
+        def orthogonal(chosen: dict[str, Any]) -> Callable[[int, int], nn.Module]:
+            return lambda inputs, outputs: self._apply(nn.Conv2d(inputs, outputs, kernel_size, **chosen), input_size)
+
+        circular = settings | {"padding_mode": "circular"}
+        choices = [settings] if settings == circular else [settings, circular]
+        return self._first_supported(in_channels, out_channels, [orthogonal(chosen) for chosen in choices])
+
+    def downsample(
+        self, in_channels: int, out_channels: int, factor: int, *, input_size: tuple[int, ...] | None = None
+    ) -> nn.Module:
+        """A convolution whose kernel is as large as its stride, so that its windows tile the image.
+
+        That is concatenation pooling followed by a 1x1 convolution, in one step. The bound of AOL treats the taps of a
+        window as separate input channels, so both forms are rescaled alike and the strided one can be tight. Methods
+        that do not support strides get the two steps.
+        """
+        try:
+            return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor)
+        except UnsupportedLayer:
+            if factor == 1:
+                raise
+            smaller = None if input_size is None else tuple(n // factor for n in input_size)
+            pointwise = self.conv2d(in_channels * factor**2, out_channels, 1, input_size=smaller)
+            self.changes.append("concatenation pooling and a 1x1 convolution instead of a stride")
+            return nn.Sequential(OrderedDict(pool=ConcatenationPool2d(factor), conv=pointwise))
+
+    def activation(self, channels: int) -> nn.Module:
+        """MaxMin, unless the method has its own activation."""
+        if self.method is None or self.method.activation is None:
+            return MaxMin()
+        return self.method.activation(channels)
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the last layer differs from the others."""
+        return self.last_layer is not None or (self.method is not None and self.method.head is not None)
+
+    def head(self, layer: nn.Module) -> nn.Module | None:
+        """The last layer of the method, made of a plain one; None if the default last layer is kept."""
+        make = None if self.method is None else self.method.head
+        if self.last_layer is not None:
+            make = lln
+        try:
+            return None if make is None else make(layer)
+        except UnsupportedLayer:
+            return None
+
+    def _first_supported(self, inputs: int, outputs: int, makers: list[Callable[[int, int], nn.Module]]) -> nn.Module:
+        """The first supported layer: as asked for, circular, square, or both; the first error if there is none."""
+        width = max(inputs, outputs)
+        first_error = None
+        # Another padding changes less than more channels do.
+        for sizes in dict.fromkeys([(inputs, outputs), (width, width)]):
+            for number, make in enumerate(makers):
+                try:
+                    layer = make(*sizes)
+                except UnsupportedLayer as error:
+                    first_error = first_error or error
+                    continue
+                if number:
+                    self.changes.append("circular instead of zero padding")
+                return layer if sizes == (inputs, outputs) else self._squared(layer, inputs, outputs)
+        assert first_error is not None
+        raise first_error
+
+    def _squared(self, layer: nn.Module, inputs: int, outputs: int) -> nn.Sequential:
+        """A layer with max(inputs, outputs) channels on both sides in place of one from `inputs` to `outputs`."""
+        if inputs < outputs:
+            self.changes.append("zero channels before a square layer")
+            return nn.Sequential(OrderedDict(widen=PadChannels(outputs), layer=layer))
+        self.changes.append("the first channels of a square layer")
+        return nn.Sequential(OrderedDict(layer=layer, narrow=FirstChannels(outputs)))
+
+    @property
+    def _is_aol(self) -> bool:
+        return self.method is not None and self.method.name == "aol"
+
+    def _apply(self, layer: nn.Module, input_size: tuple[int, ...] | None = None) -> nn.Module:
+        if self.method is None:
+            return layer
+        if not isinstance(layer, self.method.layers):
+            supported = ", ".join(kind.__name__ for kind in self.method.layers)
+            raise UnsupportedLayer(
+                f"the method {self.method.name!r} supports {supported}, not {type(layer).__name__}; choose another "
+                "method or, for a method of dense layers only, the model 'aol-fc'"
+            )
+        options = dict(self.options)
+        if self.method.needs_input_size and input_size is not None:
+            options.setdefault("input_size", input_size)
+        made = self.method.apply(layer, **options)
+        found = find_parametrization(made)
+        reset = getattr(found, "reset", None)
+        if callable(reset):  # the initialisation of the method's authors
+            reset(original_of(made))
+        elif found is None and isinstance(made, LINEAR_LAYERS) and not made.weight.is_meta:
+            # Free weights, of a method that acts on the loss alone. torch's initialisation halves the norm in each
+            # layer, and the networks of the paper are deep and without normalisation.
+            made.weight.data.copy_(tight_weight(geometry_of(made), tuple(made.weight.shape), "inputs"))
+        return made

@@ -1,0 +1,197 @@
+"""Models by name, as in timm: `create_model`, `list_models`, `register_model`."""
+
+import difflib
+import fnmatch
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from onelip.core.docstrings import arguments_in, first_line
+from onelip.models.chain import ImageSize, height_and_width
+
+_MODELS: dict[str, Callable[..., nn.Module]] = {}
+_BASES: dict[Callable[..., Any], Callable[..., Any]] = {}  # whose arguments a builder takes besides its own
+
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+
+def register_model(builder: Builder) -> Builder:
+    """Register a function that builds a model under its own name; use it as a decorator.
+
+    Underscores of the name become dashes. The function takes num_classes, image_size (height, width), in_channels and
+    method as keyword arguments with defaults, and any others.
+
+        @onelip.register_model
+        def one_layer(*, num_classes=10, image_size=(32, 32), in_channels=3, method="aol"):
+            layer = nn.Linear(in_channels * math.prod(image_size), num_classes)
+            return nn.Sequential(nn.Flatten(), layer if method is None else onelip.constrain(layer, method))
+
+        model = onelip.create_model("one-layer", image_size=8)
+
+    Args:
+        builder: the function.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        ValueError: if another function is registered under this name.
+    """
+    name = _spelled(builder.__name__)
+    known = _MODELS.get(name)
+    # The same function again is a notebook cell that is run twice, or a module that is reloaded.
+    if known is not None and (known.__module__, known.__qualname__) != (builder.__module__, builder.__qualname__):
+        raise ValueError(
+            f"the model name {name!r} is taken by {known.__module__}.{known.__qualname__}; rename the function"
+        )
+    _MODELS[name] = builder
+    return builder
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int = 10,
+    image_size: ImageSize = 32,
+    in_channels: int = 3,
+    method: str | None = "default",
+    **kwargs: Any,
+) -> nn.Module:
+    """Build a model, on the CPU and in float32 unless torch's defaults are changed.
+
+    Layers that the method does not support are replaced by the nearest ones that it does: circular for zero padding,
+    square layers with zero or ignored channels, concatenation pooling and a 1x1 convolution for a stride. The models of
+    this package list such changes in `model.adaptations`, a tuple of lines, and `print(model)` shows them.
+
+    Both memory formats work; `model.to(memory_format=torch.channels_last)`, with the images likewise, is faster.
+
+    Args:
+        name: one of `list_models()`; dashes and underscores are the same.
+        num_classes: number of logits.
+        image_size: one number, or (height, width). The model refuses images of another size.
+        in_channels: 3 for colour, 1 for greyscale.
+        method: a name of `onelip.list_methods()`; None or "none" for plain torch layers; "default" for the model's own,
+            which is "aol" for all but standard-cnn.
+        **kwargs: options of the model (widths, depths), see `onelip models NAME`; `method_options`, a dictionary of
+            keyword arguments of the method, with `last_layer="normalised"` for a last layer with rows of norm 1.
+
+    Shape:
+        - Input: (N, in_channels, height, width).
+        - Output: (N, num_classes).
+
+    Raises:
+        ValueError: if the name is unknown, or the model cannot have this size, width or method.
+
+    Examples:
+        >>> import torch
+        >>> model = create_model("patchwise-tiny", image_size=8, in_channels=1)
+        >>> model(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+        >>> print(*create_model("patchwise-tiny", method="cayley").adaptations, sep="\\n")
+        circular instead of zero padding: conv2, conv3, conv4
+    """
+    builder = _MODELS.get(_spelled(name))
+    if builder is None:
+        near = difflib.get_close_matches(_spelled(name), _MODELS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected one of the models {', '.join(list_models())}, got {name!r}{hint}")
+    if method != "default":
+        kwargs["method"] = None if method == "none" else method
+    size = height_and_width(image_size)
+    return builder(num_classes=num_classes, image_size=size, in_channels=in_channels, **kwargs)
+
+
+def list_models(filter: str = "*") -> list[str]:
+    """Names of all models that match a pattern with wildcards.
+
+    Examples:
+        >>> list_models("aol-[sml]*")
+        ['aol-large', 'aol-medium', 'aol-small', 'aol-std']
+    """
+    return sorted(fnmatch.filter(_MODELS, _spelled(filter)))
+
+
+def model_options(name: str) -> dict[str, Any]:
+    """Arguments of a model besides num_classes, image_size and in_channels, with their defaults.
+
+    Examples:
+        >>> sorted(model_options("aol-small"))
+        ['channels', 'convs', 'linears', 'method', 'method_options', 'patch', 'width']
+    """
+    parameters = inspect.signature(_MODELS[_spelled(name)]).parameters
+    return {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and key not in ("num_classes", "image_size", "in_channels")
+    }
+
+
+def takes_arguments_of(base: Callable[..., Any]) -> Callable[[Builder], Builder]:
+    """Show the arguments of `base` in place of a builder's **kwargs: in help(), and in `model_options`."""
+
+    def show(builder: Builder) -> Builder:
+        _BASES[builder] = base
+        own = inspect.signature(builder)
+        named = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        parameters = {**inspect.signature(base).parameters, **named}
+        ordered = sorted(parameters.values(), key=lambda p: p.kind)
+        # The documented attribute for inspect, which annotations of functions lack.
+        builder.__signature__ = own.replace(parameters=ordered)  # pyright: ignore[reportFunctionMemberAccess]
+        return builder
+
+    return show
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model as `onelip models NAME` prints it.
+
+    Attributes:
+        name: as `create_model` takes it.
+        title: one line.
+        method: the default method of its layers; None for plain ones.
+        options: other arguments, with their defaults.
+        texts: what each of them means.
+        layers: the table of its layers.
+    """
+
+    name: str
+    title: str
+    method: str | None
+    options: dict[str, Any]
+    texts: dict[str, str]
+    layers: str
+
+
+def describe_model(name: str) -> ModelDescription:
+    """Describe a model by the signature and the docstring of its builder.
+
+    Examples:
+        >>> found = describe_model("aol-fc")
+        >>> found.title, found.options, found.texts["width"]
+        ('Nine fully connected layers (AOL-FC).', {'width': 4096, 'depth': 9}, 'features of every layer; even.')
+    """
+    builder = _MODELS[_spelled(name)]
+    sources = [builder]
+    while sources[-1] in _BASES:
+        sources.append(_BASES[sources[-1]])
+    options = model_options(name)
+    method = options.pop("method", None)
+    options.pop("method_options", None)
+    texts = {key: text for source in reversed(sources) for key, text in arguments_in(source).items()}
+    layers = "\n\n".join(filter(None, (_body(source) for source in sources if inspect.isfunction(source))))
+    return ModelDescription(name, first_line(builder), method, options, texts, layers)
+
+
+def _body(thing: object) -> str:
+    """A docstring without its first line and its sections."""
+    text = (inspect.getdoc(thing) or "").partition("\n\n")[2]
+    return re.split(r"^\w+:\n    ", text, maxsplit=1, flags=re.MULTILINE)[0].strip("\n")
+
+
+def _spelled(name: str) -> str:
+    return name.lower().replace("_", "-")

@@ -1,0 +1,427 @@
+"""Training, from top to bottom.
+
+Every step is a function of the state that a checkpoint holds. So a run that was killed and resumed ends with the same
+weights as one that was not, bit for bit, on the same machine with the same number of threads (tested on CPUs).
+"""
+
+import math
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from onelip.core.bake import bake
+from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
+from onelip.core.files import write_json
+from onelip.data import Batch, Batches, DataNotFound, ImageData, load_data, validation_split
+from onelip.data.registry import absolute_source
+from onelip.losses import OffsetCrossEntropy
+from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
+from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
+from onelip.training.display import Display
+from onelip.training.distributed import Process, StopRequest, processes, use_threads
+from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
+from onelip.training.objective import Objective
+from onelip.training.optimizer import learning_rate, make_optimizer
+from onelip.training.recipe import Recipe
+from onelip.training.run_directory import (
+    RunConfig,
+    RunDirectory,
+    RunLog,
+    check_tensorboard,
+    open_run,
+    read_config,
+    record_session,
+    trim_log,
+)
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    data: ImageData | None = None,
+    data_root: str | Path | None = None,
+    display: Display | None = None,
+    tensorboard: bool = False,
+    save_minutes: float = 10.0,
+    save_steps: int = 0,
+    stop: StopRequest | None = None,
+) -> dict[str, Any]:
+    """Train a network by a recipe.
+
+    Signal handlers are not changed: Ctrl-C raises KeyboardInterrupt as usual, and the run can be resumed from its last
+    checkpoint. Use `stop` to end a run in an orderly way; `onelip train` calls it on SIGINT and SIGTERM.
+
+    Args:
+        recipe: everything that decides the result.
+        out: directory of the run; new, or with `resume` that of a run of this recipe.
+        resume: continue from the last checkpoint, if there is one.
+        data: the images; by default loaded by the recipe's name.
+        data_root: directory of named data sets.
+        display: shows the progress; None shows nothing.
+        tensorboard: also log for TensorBoard.
+        save_minutes: besides after each epoch, write a checkpoint at this interval; 0 for never.
+        save_steps: the same in steps.
+        stop: call it, from any thread or signal handler, to save and stop after the current step.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        Stopped: after a stop request; the run is saved.
+        Diverged: when the loss or a weight is no longer finite; the last good checkpoint is kept.
+        RecipeError: when the recipe is invalid, in itself or for these images.
+        RunError: when the directory cannot be used.
+    """
+    for name, value in (("save_minutes", save_minutes), ("save_steps", save_steps)):
+        if not value >= 0:  # true for NaN
+            raise RecipeError(f"expected {name} of at least 0, got {value}")
+    if tensorboard:
+        check_tensorboard()
+    run = RunDirectory(out)
+    options = SessionOptions(resume, tensorboard, save_minutes, save_steps)
+    with processes(recipe.device) as process:
+        shown = display if display is not None and process.is_first else Display(None)
+        if data is None:
+            data = process.run_on_all(_load_data, recipe, data_root, run, resume)
+            recipe = recipe.replace(data=absolute_source(recipe.data))
+        gpu = [process.device] if process.device.type == "cuda" else []
+        # fork_rng: the caller's random numbers are not changed.
+        with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
+            process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
+            try:
+                return Trainer(recipe, run, data, process, shown, stop or StopRequest(), options).run_to_end()
+            except RuntimeError as error:
+                if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    raise
+                what = str(error).strip().partition("\n")[0]
+                raise RunError(f"torch.compile failed for this network ({what}); omit --compile") from error
+            finally:
+                shown.stop()
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Options of `train` that do not change the result."""
+
+    resume: bool = False
+    tensorboard: bool = False
+    save_minutes: float = 10.0
+    save_steps: int = 0
+
+
+class Learner:
+    """A network with its loss and its optimizer: what one step of training needs, and nothing of the run around it.
+
+    Args:
+        recipe: everything that decides the step.
+        model: the network, on its device.
+        process: this process among several.
+    """
+
+    def __init__(self, recipe: Recipe, model: nn.Module, process: Process | None = None) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.process = process or Process(self.device)
+        self.layout = set_layout(model, recipe)
+        self.optimizer = make_optimizer(model, recipe)
+        self.objective = Objective(recipe, model)
+        self.network: nn.Module = model  # what is run: the model, or a wrapper of it
+
+    def wrap(self) -> None:
+        """Wrap the network for several processes and for torch.compile, once its weights are in place."""
+        if self.process.count > 1:
+            self.network = DistributedDataParallel(self.model)
+        if self.recipe.compile:
+            self.network.compile()
+
+    def step(self, images: Tensor, labels: Tensor, *, batch_size: int, progress: float, lr: float) -> Tensor:
+        """One step of the optimizer.
+
+        Args:
+            images: (N, C, H, W), the part of the batch of this process.
+            labels: (N).
+            batch_size: number of images of the whole batch.
+            progress: part of the run that is done.
+            lr: learning rate.
+
+        Returns:
+            The part of this process of the loss before the step.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
+        loss = self.objective(
+            self.network,
+            images.contiguous(memory_format=self.layout),
+            labels,
+            batch_size=batch_size,
+            progress=progress,
+            precision=precision,
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        # DistributedDataParallel averages over processes, but their losses are parts of a sum.
+        (loss * self.process.count).backward()
+        if self.recipe.gradient_clip:
+            # After the average over processes: all have the same gradient, and clip it alike.
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
+        self.optimizer.step()
+        self.objective.after_step()
+        return loss.detach()
+
+
+class Trainer:
+    """One session of a run: start or resume, train epoch by epoch, evaluate, log, save, finish.
+
+    Args:
+        recipe: everything that decides the result.
+        run: the directory, opened by the first process.
+        data: training and test images.
+        process: this process among several; only the first one evaluates and writes files.
+        display: shows the progress.
+        stop: request to stop after the current step.
+        options: what does not change the result.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: RunDirectory,
+        data: ImageData,
+        process: Process,
+        display: Display,
+        stop: StopRequest,
+        options: SessionOptions,
+    ) -> None:
+        self.recipe, self.run, self.data = recipe, run, data
+        self.process, self.display, self.stop, self.options = process, display, stop, options
+        self.used = validation_split(data, recipe.validation) if recipe.validation else data
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.loader = Batches(
+            self.used.train_images,
+            self.used.train_labels,
+            recipe.batch_size,
+            shuffle=True,
+            generator=self.generator,
+            augmentation=make_augmentation(recipe),
+            device=process.device,
+            rank=process.rank,
+            world_size=process.count,
+        )
+        self.steps = recipe.epochs * len(self.loader)
+        torch.manual_seed(recipe.seed)
+        self.model = process.run_on_all(build_model, recipe, data.num_classes, data.shape).to(process.device)
+        self.learner = Learner(recipe, self.model, process)
+        process.run_on_all(self.learner.objective.check, data.shape)
+        self.test_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
+        self.position = Position()
+        self.epoch_state = self.generator.get_state()  # of the data generator, at the start of the epoch
+        self.log: RunLog | None = None  # in the first process
+        self.saved_at = self.clock = time.monotonic()
+
+    def run_to_end(self) -> dict[str, Any]:
+        """Train to the end of the recipe; returns the content of results.json."""
+        if self.process.broadcast(self.options.resume and self.run.checkpoint.exists()):
+            self.load()
+        self.process.run_on_all(self.open_log)
+        if self.position == Position():
+            self.save()
+        self.learner.wrap()
+        self.display.start(self.recipe.epochs, self.steps, self.steps_done)
+        while self.position.epoch < self.recipe.epochs:
+            self.train_epoch()
+            self.end_epoch()
+        self.display.stop()
+        return self.process.broadcast(self.process.run_on_all(self.finish))
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of the run that are done."""
+        return self.position.epoch * len(self.loader) + self.position.batch
+
+    def train_epoch(self) -> None:
+        """The remaining steps of the current epoch."""
+        self.model.train()
+        self.epoch_state = self.generator.get_state()
+        self.clock = time.monotonic()
+        for batch in self.loader.epoch(skip=self.position.batch):
+            self.train_step(batch)
+            self.save_or_stop()
+            self.clock = time.monotonic()
+        if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
+            raise self.diverged(f"NaN or infinity in the weights after epoch {self.position.epoch + 1}")
+
+    def train_step(self, batch: Batch) -> None:
+        """One step, and its part of the statistics of the epoch."""
+        step, at = self.steps_done, self.position
+        loss = self.learner.step(
+            batch.images,
+            batch.labels,
+            batch_size=batch.global_size,
+            progress=step / self.steps,
+            lr=learning_rate(self.recipe, step, self.steps),
+        )
+        value = float(self.process.sum_over_ranks(loss))
+        if not math.isfinite(value):
+            raise self.diverged(f"the loss is {value} in step {step + 1} (epoch {at.epoch + 1})")
+        self.position = replace(
+            at,
+            batch=at.batch + 1,
+            loss_sum=at.loss_sum + value * batch.global_size,
+            images=at.images + batch.global_size,
+            seconds=at.seconds + time.monotonic() - self.clock,
+        )
+        self.display.step(at.epoch + 1, step + 1, batch.global_size, value)
+
+    def save_or_stop(self) -> None:
+        """After a step: write a checkpoint if one is due, and stop if that was requested in any process."""
+        options = self.options
+        minutes = (time.monotonic() - self.saved_at) / 60
+        is_due = (options.save_steps and self.steps_done % options.save_steps == 0) or (
+            options.save_minutes and minutes > options.save_minutes
+        )
+        # The clocks of processes differ, but all of them save, or none.
+        signal_number, is_due = self.process.max_over_ranks(self.stop.signal_number, int(is_due))
+        if signal_number or is_due:
+            self.save()
+        if signal_number:
+            raise Stopped(f"stopped and saved after step {self.steps_done} of {self.steps}", signal_number)
+
+    def end_epoch(self) -> None:
+        """Save, evaluate and log; then the next epoch is the current one."""
+        # Saved before the evaluation, so that a kill during it costs no step: the resumed run repeats it, and
+        # a line that was logged before is trimmed.
+        self.save()
+        if line := self.process.run_on_all(self.log_epoch):
+            self.display.epoch(line)
+        self.position = Position(epoch=self.position.epoch + 1)
+        self.epoch_state = self.generator.get_state()
+        if self.position.epoch == self.recipe.epochs:  # nothing is left to repeat
+            self.save()
+        self.display.pause(time.monotonic() - self.clock)
+
+    # State: checkpoints and logs.
+
+    def load(self) -> None:
+        """Continue from the checkpoint."""
+        path, optimizer = self.run.checkpoint, self.learner.optimizer
+        self.position, states = self.process.run_on_all(
+            load_checkpoint, path, self.model, optimizer, self.data.fingerprint
+        )
+        self.generator.set_state(states["data"])
+        torch.set_rng_state(states["torch"])
+        if self.process.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.process.device)
+        self.display.print(f"resuming {self.run.path} after epoch {self.position.epoch}, step {self.position.batch}")
+
+    def save(self) -> None:
+        """Write a checkpoint, in the first process."""
+        self.process.run_on_all(self.write_checkpoint)
+        self.saved_at = time.monotonic()
+
+    def write_checkpoint(self) -> None:
+        """The part of `save` that can fail."""
+        if not self.process.is_first:
+            return
+        states = {"data": self.epoch_state, "torch": torch.get_rng_state()}
+        if self.process.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.process.device)
+        path, optimizer = self.run.checkpoint, self.learner.optimizer
+        try:
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint)
+        except Diverged as error:
+            raise self.diverged(str(error)) from error
+
+    def diverged(self, what: str) -> Diverged:
+        """The error for a run whose numbers are not finite."""
+        return Diverged(
+            f"the run has diverged: {what}; {self.run.checkpoint} has the last good weights; try a lower --lr"
+        )
+
+    def open_log(self) -> None:
+        """Write the config, record the session and open the log, in the first process."""
+        if not self.process.is_first:
+            return
+        run, data = self.run, self.data
+        if self.options.resume:  # also without a checkpoint
+            check_same_data(run.config, read_config(run).fingerprint, data.fingerprint)
+        config = RunConfig(self.recipe, data.name, data.fingerprint, data.class_names, data.shape)
+        write_json(run.config, config.to_json())
+        facts = {
+            "torch": torch.__version__,
+            "device": str(self.process.device),
+            "threads": torch.get_num_threads(),
+            "processes": self.process.count,
+        }
+        for name, before in record_session(run, **facts).items():
+            self.display.print(
+                f"note: {name} was {before} and is {facts[name]}; the weights will agree up to rounding only"
+            )
+        trim_log(run, self.position.epoch)
+        self.log = RunLog(run, epoch=self.position.epoch, tensorboard=self.options.tensorboard)
+
+    # Evaluation, in the first process.
+
+    def log_epoch(self) -> dict[str, Any] | None:
+        """Evaluate the current epoch and add its line to the log."""
+        if self.log is None:
+            return None
+        plain = bake(self.model, forms=False)  # the faster form
+        found = self.evaluate(plain, self.used, self.constants(plain))
+        at, steps = self.position, (self.position.epoch + 1) * len(self.loader)
+        line = {
+            "epoch": at.epoch + 1,
+            "step": steps,
+            "train_loss": at.loss_sum / at.images,
+            "lr": learning_rate(self.recipe, steps - 1, self.steps),
+            "seconds": at.seconds,
+            "images_per_second": at.images / at.seconds,
+            "split": "validation" if self.recipe.validation else "test",
+            "loss": found.loss,
+            **asdict(found.total),
+        }
+        self.log.write(line)
+        return line
+
+    def finish(self) -> dict[str, Any] | None:
+        """Write the final weights and the results."""
+        if self.log is None:
+            return None
+        self.log.close()
+        plain = bake(self.model)
+        save_weights(self.run, self.model, plain)
+        constants = self.constants(plain, effort="high")
+        parts = ({"validation": self.used} if self.recipe.validation else {}) | {"test": self.data}
+        results: dict[str, Any] = {}
+        for name, part in parts.items():
+            found = self.evaluate(plain, part, constants)
+            results[name] = {"data": self.data.name, "split": name, **found.to_json(self.data.class_names)}
+        write_json(self.run.results, results)
+        return results
+
+    def constants(self, plain: nn.Module, effort: Effort = "normal") -> Constants:
+        """Lipschitz constants of the network."""
+        return find_constants(self.model, plain, self.recipe, self.data.shape, effort)
+
+    def evaluate(self, plain: nn.Module, part: ImageData, constants: Constants) -> Evaluation:
+        """Evaluate the test images of a data set."""
+        return evaluate(plain, part.test_images, part.test_labels, constants, loss=self.test_loss)
+
+
+def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:
+    try:
+        return load_data(recipe.data, root)
+    except DataNotFound as error:
+        if not resume:
+            raise
+        raise DataNotFound(
+            f"{error}; if the data were moved, resume with `{run.resume_command} --data PATH`"
+        ) from error

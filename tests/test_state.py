@@ -1,0 +1,524 @@
+"""Models that are another function at the next call are refused, whatever holds their state, and left as they were."""
+
+import collections
+import copy
+import functools
+import itertools
+import random
+import threading
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import onelip
+from onelip.bounds.graph import CannotTrace, trace
+from onelip.core.errors import ChangingModel
+from onelip.core.state import State, unchanged
+from onelip.nn import LipschitzModule
+
+
+class Holder(nn.Module):
+    """A model with one attribute, and a forward that works with it."""
+
+    def __init__(self, forward, **attributes):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.inner = nn.ReLU()
+        self.work = forward
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return self.layer(self.inner(x)) * self.work(self)
+
+
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+
+class Notes:
+    def __init__(self):
+        self.lines = []
+
+
+def doubles_entry(self):
+    self.gain[0] *= 2
+    return self.gain[0]
+
+
+def doubles_setting(self):
+    self.cfg["gain"] *= 2
+    return self.cfg["gain"]
+
+
+def appends(self):
+    self.history.append(1)
+    return 1.0 if len(self.history) < 10 else 100.0
+
+
+def lengthens(self):
+    self.name += "x"
+    return float(len(self.name))
+
+
+def doubles_tensor(self):
+    self.t = self.t * 2
+    return self.t
+
+
+def writes_tensor(self):
+    self.t *= 2
+    return 1.0
+
+
+def writes_through_data(self):
+    self.layer.weight.data.mul_(1.5)
+    return 1.0
+
+
+def counts(self):
+    self.calls += 1
+    return 1.0  # no effect
+
+
+def counts_to_fifty(self):
+    self.calls += 1
+    return 1.0 if self.calls < 50 else 1000.0
+
+
+def toggles(self):
+    self.calls = (self.calls + 1) % 3
+    return 1.0
+
+
+def counts_in_slots(self):
+    self.helper.calls += 1
+    return float(self.helper.calls)
+
+
+def writes_notes(self):
+    self.helper.lines.append("call")
+    return 1.0
+
+
+def next_one(self):
+    return float(next(self.numbers))
+
+
+def counts_in_partial(self):
+    self.helper.keywords["calls"] += 1
+    return 1.0
+
+
+def writes_array(self):
+    self.array[0] += 1
+    return float(self.array[0])
+
+
+def draws(self):
+    return float(self.source.random())
+
+
+def draws_with_generator(self):
+    return torch.rand(1, generator=self.source)
+
+
+def counts_in_layer(self):
+    self.inner.calls = getattr(self.inner, "calls", 0) + 1
+    return 1.0
+
+
+def adds_to_set(self):
+    self.seen.add(len(self.seen))
+    return 1.0
+
+
+def counts_in_class(self):
+    Counted.calls += 1
+    return float(Counted.calls)
+
+
+def notes_in_class(self):
+    Counted.notes.append(1)
+    return 1.0
+
+
+class Counted:
+    calls = 0
+    notes = []  # noqa: RUF012
+
+
+GLOBAL = {"calls": 0}
+NUMBERS = itertools.count()
+
+
+def counts_globally(self):
+    GLOBAL["calls"] += 1
+    return 1.0
+
+
+def next_global(self):
+    next(NUMBERS)
+    return 1.0
+
+
+def counts_in_closure():
+    calls = 0
+
+    def forward(self):
+        nonlocal calls
+        calls += 1
+        return 1.0
+
+    return forward
+
+
+def counts_in_default(self, calls=[0]):  # noqa: B006
+    calls[0] += 1
+    return 1.0
+
+
+CHANGING = {
+    "list": (doubles_entry, {"gain": [1.0]}, r"gain\[0\]"),
+    "dict": (doubles_setting, {"cfg": {"gain": 1.0}}, r"cfg\['gain'\]"),
+    "list that grows": (appends, {"history": []}, "history"),
+    "deque": (appends, {"history": collections.deque(maxlen=7)}, "history"),
+    "string": (lengthens, {"name": ""}, "name"),
+    "tensor": (doubles_tensor, {"t": torch.ones(1)}, "'t'"),
+    "tensor in place": (writes_tensor, {"t": torch.ones(1)}, "'t'"),
+    "weight": (writes_through_data, {}, "layer.weight"),
+    "counter": (counts, {"calls": 0}, "calls"),
+    "counter that acts late": (counts_to_fifty, {"calls": 0}, "calls"),
+    "turns": (toggles, {"calls": 0}, "calls"),
+    "object with slots": (counts_in_slots, {"helper": Slots()}, "helper.calls"),
+    "object": (writes_notes, {"helper": Notes()}, "helper.lines"),
+    "namespace": (counts_in_slots, {"helper": types.SimpleNamespace(calls=0)}, "helper.calls"),
+    "itertools.count": (next_one, {"numbers": itertools.count()}, "numbers"),
+    "itertools.cycle": (next_one, {"numbers": itertools.cycle([1.0, 2.0])}, "numbers"),
+    "iterator": (next_one, {"numbers": iter(range(1000))}, "numbers"),
+    "partial": (counts_in_partial, {"helper": functools.partial(print, calls=0)}, r"helper.keywords\['calls'\]"),
+    "array": (writes_array, {"array": np.ones(2)}, "array"),
+    "random.Random": (draws, {"source": random.Random(0)}, "source"),
+    "numpy's generator": (draws, {"source": np.random.default_rng(0)}, "source"),
+    "torch's generator": (draws_with_generator, {"source": torch.Generator()}, "source"),
+    "submodule": (counts_in_layer, {}, "inner.calls"),
+    "set": (adds_to_set, {"seen": set()}, "seen"),
+    "class": (counts_in_class, {}, "Counted"),
+    "list of a class": (notes_in_class, {}, "Counted"),
+    "global": (counts_globally, {}, "GLOBAL"),
+    "global iterator": (next_global, {}, "NUMBERS"),
+    "closure": (counts_in_closure(), {}, "closure calls"),
+    "default argument": (counts_in_default, {}, "work"),
+    "Python's random numbers": (lambda self: random.random(), {}, "random numbers of Python"),
+    "NumPy's random numbers": (lambda self: np.random.rand(), {}, "random numbers of NumPy"),  # noqa: NPY002
+}
+
+
+def everything(model):
+    """What the model holds and shares, as plain values."""
+    held = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    held |= {f"inner.{name}": value for name, value in vars(model.inner).items() if not name.startswith("_")}
+    texts = {name: repr(value) for name, value in held.items() if name not in ("work", "source", "numbers")}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    numbers = repr(model.numbers) if hasattr(model, "numbers") else None
+    shared = (Counted.calls, list(Counted.notes), dict(GLOBAL), repr(NUMBERS), counts_in_default.__defaults__)
+    randoms = hash(random.getstate()), hash(bytes(torch.get_rng_state())), hash(str(np.random.get_state()))  # noqa: NPY002
+    return texts, {name: tensor.tolist() for name, tensor in state.items()}, numbers, copy.deepcopy(shared), randoms
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_changing_models_are_refused_and_left_as_they_were(kind):
+    forward, attributes, words = CHANGING[kind]
+    model = Holder(forward, **copy.deepcopy(attributes)).double().eval()
+    before = everything(model)
+    with pytest.raises(CannotTrace, match=words):
+        onelip.audit(model, torch.full((1, 3), 0.5).double())
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "tensor", "counter", "class", "closure", "itertools.count"])
+def test_changing_models_have_neither_proof_nor_radii(kind):
+    forward, attributes, words = CHANGING[kind]
+    model = Holder(forward, **copy.deepcopy(attributes)).double().eval()
+    before = everything(model)
+    with pytest.raises(ValueError, match=words):
+        onelip.prove(model, (3,))
+    for mode in ("sound", "real-arithmetic"):
+        with pytest.raises(ValueError, match=words):
+            onelip.certify(model, torch.full((1, 3), 0.5), mode=mode)
+    assert everything(model) == before
+
+
+def test_buffers_that_are_written():
+    model = nn.Sequential(nn.Linear(3, 3), Seen())
+    with pytest.raises(CannotTrace, match=r"changes '1.seen'"):
+        trace(model, torch.rand(2, 3))
+    assert float(model[1].seen) == 0
+
+
+class Seen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1
+        return x * self.seen
+
+
+class Begins(nn.Module):
+    """Another function at the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_begun = False
+
+    def forward(self, x):
+        gain = 1.0 if self.has_begun else 1000.0
+        self.has_begun = True
+        return x * gain
+
+
+def test_the_first_call_is_a_call():
+    with pytest.raises(CannotTrace, match="another one for four samples than for two before"):
+        trace(Begins(), torch.rand(2, 3))
+
+
+class Remembers(nn.Module):
+    """Works with what the call before has left, which here is always the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = 2
+
+    def forward(self, x):
+        before, self.last = self.last, len(x)
+        return x * before
+
+
+def test_what_depends_on_the_call_before():
+    with pytest.raises(CannotTrace, match="changes 'last'"):
+        trace(Remembers(), torch.rand(2, 3))
+
+
+class Lazy(nn.Module):
+    """A cache that the first call fills, as positional encodings have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return x + self.table
+
+
+def test_caches_that_the_first_call_fills():
+    model = Lazy()
+    assert onelip.audit(model, torch.rand(2, 3)).upper < 1 + 1e-9
+    assert model.table is None
+    model(torch.rand(2, 3))
+    assert onelip.audit(model, torch.rand(2, 3)).upper < 1 + 1e-9
+
+
+class Noisy(LipschitzModule):
+    proved_constant = 1.0
+
+    def forward(self, x):
+        return x + torch.rand(())
+
+
+class CountingLeaf(LipschitzModule):
+    proved_constant = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls = min(self.calls + 1, 1)  # once
+        return x * (1 + 0.0 * self.calls)
+
+
+def test_layers_that_state_a_constant_keep_nothing():
+    with pytest.raises(CannotTrace, match="draws random numbers of torch"):
+        trace(nn.Sequential(Noisy()), torch.rand(2, 3))
+    with pytest.raises(CannotTrace, match=r"0.calls"):
+        trace(nn.Sequential(CountingLeaf()), torch.rand(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_what_cannot_be_compared(tmp_path):
+    with open(tmp_path / "log", "w") as file, pytest.raises(CannotTrace, match=r"TextIOWrapper in 'thing' .*buffer"):
+        trace(Holder(lambda self: 1.0, thing=file), torch.rand(2, 3))
+    with pytest.raises(CannotTrace, match=r"'thing._c'"):
+        trace(Holder(lambda self: 1.0, thing=torch.jit.script(nn.ReLU())), torch.rand(2, 3))
+    for value in ((i for i in range(3)), threading.Lock()):
+        with pytest.raises(CannotTrace, match=r"can be copied.* move locks, files and generators out"):
+            trace(Holder(lambda self: 1.0, thing=value), torch.rand(2, 3))
+
+
+class Colour(types.SimpleNamespace):
+    pass
+
+
+LEGITIMATE = {
+    "config": types.SimpleNamespace(width=3, names=["a"], nested={"a": (1, 2.0, None)}),
+    "callable": torch.relu,
+    "lambda": lambda x: x,
+    "partial": functools.partial(torch.clamp, min=0),
+    "method": nn.Linear(2, 2).forward,
+    "generator of torch that is not used": torch.Generator(),
+    "generator of numpy that is not used": np.random.default_rng(0),
+    "module outside of the model": [nn.Linear(2, 2)],
+    "array": np.arange(3),
+    "tensor": torch.arange(3),
+    "type": torch.float32,
+    "device": torch.device("cpu"),
+    "class": Colour,
+    "path": __import__("pathlib").Path("."),
+    "logger": __import__("logging").getLogger("onelip.test"),
+    "counter": collections.Counter("aab"),
+    "default": collections.defaultdict(list, a=[1]),
+    "no_grad": torch.no_grad(),
+    "operation": torch.ops.aten.relu.default,
+    "nothing": None,
+    "not a number": float("nan"),
+    "cached": functools.lru_cache(maxsize=None)(abs),
+    "sparse settings": slice(1, 2),
+    "size": torch.Size([1, 2]),
+}
+
+
+@pytest.mark.parametrize("kind", LEGITIMATE)
+def test_what_does_not_change_is_not_refused(kind):
+    model = Holder(lambda self: 1.0, thing=LEGITIMATE[kind])
+    state = State(model)
+    model(torch.rand(2, 3))
+    assert state.difference() is None
+    assert trace(model, torch.rand(2, 3)).batch == 2
+
+
+def test_an_equal_object_in_the_place_of_another_is_no_change():
+    def copies(self):
+        self.cfg = {"gain": [1.0, {"deep": torch.ones(2)}]}
+        return self.cfg["gain"][0]
+
+    assert trace(Holder(copies, cfg={"gain": [1.0, {"deep": torch.ones(2)}]}), torch.rand(2, 3)).batch == 2
+
+
+def test_references_in_a_circle():
+    model = Holder(lambda self: 1.0, ring=[])
+    model.ring.append(model.ring)
+    model.own = [model]
+    assert State(model).difference() is None
+    model.ring.append(1)
+    with unchanged(model) as state:
+        model.ring.append(2)
+        assert "ring" in state.difference()
+    assert len(model.ring) == 2
+
+
+def test_everything_is_put_back():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    model.notes, model.table = {"a": [1]}, np.zeros(2)
+    memory = model[1].weight.data_ptr()
+    version = model[1].weight._version
+    before = copy.deepcopy(model.state_dict())
+    with unchanged(model):
+        model.train()
+        model(torch.rand(4, 3))
+        model.eval()
+        model.notes["a"].append(2)
+        model.notes["b"] = 1
+        model.table += 1
+        model[1].weight.data = torch.zeros(3, 3)
+        model.new = 1
+        del model[0].momentum
+        model.add_module("2", nn.ReLU())
+        torch.rand(3)
+        random.random()
+    assert model.notes == {"a": [1]}
+    assert model.table.tolist() == [0, 0]
+    assert model.training
+    assert model[0].momentum == 0.1
+    assert not hasattr(model, "new")
+    assert len(model) == 2
+    assert model[1].weight.data_ptr() == memory
+    assert model[1].weight._version == version
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class Moves(nn.Module):
+    """A parametrization with state."""
+
+    def __init__(self, only_in_training=False):
+        super().__init__()
+        self.register_buffer("gain", torch.ones(()))
+        self.only_in_training = only_in_training
+
+    def forward(self, weight):
+        if self.training or not self.only_in_training:
+            self.gain *= 2
+        return weight * self.gain
+
+
+class CountsWeights(nn.Module):
+    calls = 0
+
+    def forward(self, weight):
+        type(self).calls += 1
+        return weight
+
+
+@pytest.mark.parametrize("moving", [Moves, CountsWeights])
+def test_parametrizations_that_move_in_eval_mode(moving):
+    layer = nn.Linear(3, 3)
+    parametrize.register_parametrization(layer, "weight", moving())
+    model = nn.Sequential(layer).double().eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    calls = CountsWeights.calls
+    with pytest.raises(ChangingModel, match=r"parametrizations.weight.0"):
+        onelip.bake(model)
+    with pytest.raises(CannotTrace, match=r"parametrizations.weight.0"):
+        onelip.audit(model, torch.rand(1, 3).double())
+    with pytest.raises(ValueError, match=r"parametrizations.weight.0"):
+        onelip.prove(model, (3,))
+    with pytest.raises(ValueError, match=r"parametrizations.weight.0"):
+        onelip.certify(model, torch.rand(1, 3))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert CountsWeights.calls == calls
+
+
+@pytest.mark.parametrize(
+    "apply", [parametrizations.spectral_norm, parametrizations.orthogonal, parametrizations.weight_norm, onelip.aol]
+)
+def test_parametrizations_that_move_in_training_alone(apply):
+    model = nn.Sequential(apply(nn.Linear(3, 3)))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert onelip.audit(model, torch.rand(1, 3)).upper is not None
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    layer = nn.Linear(3, 3)
+    parametrize.register_parametrization(layer, "weight", Moves(only_in_training=True))
+    gain = layer.parametrizations.weight[0].gain.clone()
+    assert torch.equal(onelip.bake(layer).weight, gain * layer.parametrizations.weight.original)
+    assert torch.equal(layer.parametrizations.weight[0].gain, gain)
+
+
+def test_weights_that_torch_has_cached_are_not_taken():
+    layer = onelip.aol(nn.Linear(3, 3))
+    with parametrize.cached():
+        old = layer.weight.clone()
+        with torch.no_grad():
+            layer.parametrizations.weight.original.zero_()
+        assert torch.equal(layer.weight, old)
+        assert not onelip.bake(layer).weight.any()
+        assert torch.equal(layer.weight, old)
