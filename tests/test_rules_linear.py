@@ -14,6 +14,11 @@ from onelip.bounds.rules._step import operation
 from onelip.bounds.rules.sums import cumsum_norm_up
 
 
+# Sizes and scales that contradict each other make torch read beyond the border, where memory is not the same each time:
+# then the operation is no product of maps, and is refused. Whether it happens depends on the machine.
+REFUSALS = ("for an input of ones", "is not a product of maps along its axes")
+
+
 def interpolation(draw):
     axes = draw.choice([1, 2, 2, 2, 2, 3])
     names = {
@@ -100,7 +105,7 @@ def test_never_below_the_norm_and_next_to_it(family):
             continue
         found = verdict(op, *arguments, shape=shape)
         if found.constant is None:
-            assert "for an input of ones" in found.why, (op, arguments, shape, found.why)
+            assert any(why in found.why for why in REFUSALS), (op, arguments, shape, found.why)
             continue
         bounded += 1
         assert norm <= found.constant * (1 + 1e-12), (op, arguments, shape, norm, found)
