@@ -18,6 +18,7 @@ from torch.autograd import Function
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.nn._base import along_axis, axis_length
+from onelip.nn.normalize import Normalize
 
 
 class _AllReduceSum(Function):
@@ -38,7 +39,8 @@ class BatchCentering(LipschitzModule):
     """Subtract the mean of each channel (axis 1): that of the batch in training, the running mean in eval mode.
 
     With torch.distributed initialised the batch is that of all processes together, whatever their shares are.
-    The constant 1 is that of eval mode; in training one sample's output depends on the others.
+    The constant 1 is that of eval mode; in training one sample's output depends on the others. `onelip.bake` adds it to
+    the bias of the layer before it.
 
     Examples:
         >>> layer = BatchCentering(1)
@@ -84,6 +86,10 @@ class BatchCentering(LipschitzModule):
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)
         return x - along_axis(mean.to(x.dtype), x, 1)
+
+    def plain_shift(self) -> Normalize:
+        """The layer in eval mode; `onelip.bake` adds it to the bias of the layer before, or puts it in its place."""
+        return Normalize(self.running_mean, torch.ones_like(self.running_mean))
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, momentum={self.momentum}"
