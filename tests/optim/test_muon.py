@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     train(model, optimizer, 1)
     kept, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     model[-1].bias.grad[0] = bad
-    with pytest.raises(Diverged, match="NaN or an infinity; nothing was changed"):
+    with pytest.raises(Diverged, match="a gradient has a NaN or an infinity"):
         optimizer.step()
     assert all(torch.equal(v, kept[k]) for k, v in model.state_dict().items())
     after = optimizer.state_dict()["state"]

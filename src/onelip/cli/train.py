@@ -14,7 +14,7 @@ import tyro
 
 from onelip.cli._parse import parse
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import Recipe, preset, preset_for, with_method
+from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget, with_method
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -22,8 +22,9 @@ from onelip.training.run_directory import RunDirectory, read_config
 class Train:
     """Train a 1-Lipschitz network.
 
-    Without options: on the handwritten digits in the package, in about a minute. With --data: the paper's recipe. The
-    defaults below are those of the preset. Ctrl-C and SIGTERM save the run and stop it after the current step.
+    Without options: on the handwritten digits in the package, in about a minute. With --data: the paper's recipe. With
+    --budget: the most that is known to fit into that time. The defaults below are those of the preset or the budget.
+    Ctrl-C and SIGTERM save the run and stop it after the current step.
     """
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
@@ -32,7 +33,10 @@ class Train:
     resume: Path | None = None
     """Resume the run in this directory with its own recipe. If its data were moved, add --data PATH."""
     preset: str | None = None
-    """paper, short (CIFAR-10 in about an hour on two cores) or digits."""
+    """paper, short (5 epochs of AOL-Small by SGD) or digits."""
+    budget: str | None = None
+    """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
+    of epochs from the speed of the first steps. Other options take precedence."""
     data_root: Path | None = None
     """Directory of named data sets; see onelip data."""
     save_minutes: float = 10.0
@@ -70,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
                 command.recipe,
                 out,
                 resume=command.resume is not None,
+                budget=None if command.budget is None else parse_seconds(command.budget),
                 data_root=command.data_root,
                 display=display,
                 tensorboard=command.tensorboard,
@@ -108,16 +113,23 @@ def run(arguments: Sequence[str]) -> int:
 def _starting_recipe(arguments: Sequence[str]) -> Recipe:
     """The recipe that the options change: that of the run to resume, of the named preset, or of the data's preset."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--preset", "--data", "--method"):
+    for flag in ("--resume", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
         return preset("digits")  # tyro will report the error
     if known.resume:
-        if known.preset:
-            raise RecipeError("--resume and --preset exclude each other: a run keeps its recipe")
+        if known.preset or known.budget:
+            given = "--preset" if known.preset else "--budget"
+            raise RecipeError(f"--resume and {given} exclude each other: a run keeps its recipe")
         return read_config(RunDirectory(known.resume)).recipe
+    if known.budget:
+        if known.preset or known.epochs:
+            given = "--preset" if known.preset else "--epochs"
+            raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
+        starting = recipe_for_budget(parse_seconds(known.budget)).replace(data=known.data or "digits")
+        return with_method(starting, known.method)
     return with_method(preset(known.preset or preset_for(known.data)), known.method)
 
 

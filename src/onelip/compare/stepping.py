@@ -19,8 +19,8 @@ from onelip.core.images import to_float
 from onelip.data import Batches, ImageData, validation_split
 from onelip.training.build import build_model, make_augmentation
 from onelip.training.distributed import find_device, use_threads
+from onelip.training.learner import Learner
 from onelip.training.recipe import Recipe
-from onelip.training.trainer import Learner
 
 Step = Callable[[Tensor, Tensor], None]
 

@@ -85,7 +85,7 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
         numbers, layer = _numbers(norm), before.get(id(norm))
         assert numbers is not None
         if layer is not None:
-            plain = done.get(id(layer)) or copy.deepcopy(layer, done)
+            plain: Any = done.get(id(layer)) or copy.deepcopy(layer, done)
             _scale_outputs(plain, *numbers)
             made: nn.Module = Folded(plain.weight.dim())
         elif (shift := _shift(norm)) is not None:
@@ -104,9 +104,12 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
 def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """a and b in float64; None where the statistics are those of the batch, or the tensors have no values."""
     if (shift := _shift(norm)) is not None:
-        shifted: Any = shift.mean
-        b = -shifted.detach().to("cpu", torch.float64) if not shifted.is_meta else None
-        return None if b is None else (torch.ones_like(b), b)
+        moved = shift.mean
+        assert isinstance(moved, Tensor)
+        if moved.is_meta:
+            return None
+        b = -moved.detach().to("cpu", torch.float64)
+        return torch.ones_like(b), b
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta or variance.is_meta:

@@ -193,7 +193,7 @@ def bfloat16_is_faster(device: torch.device) -> bool:
 
 def _check_finite(gradients: list[Tensor]) -> None:
     if gradients and not bool(nn.utils.get_total_norm(gradients, torch.inf).isfinite()):
-        raise Diverged("a gradient has a NaN or an infinity; nothing was changed; use a lower learning rate")
+        raise Diverged("a gradient has a NaN or an infinity")
 
 
 def _check_options(options: dict[str, Any]) -> None:

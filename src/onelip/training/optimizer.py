@@ -1,15 +1,20 @@
 """The optimizer of a recipe, and its learning rate as a function of the step."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.geometry import LINEAR_LAYERS
+from onelip.optim import LipschitzMuon, unscaled
 from onelip.training.recipe import Recipe
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """SGD with two groups: weights of linear layers, which decay; and all else (biases, parameters of activations)."""
+    """The optimizer of a recipe. Weights of linear layers decay; biases and parameters of activations do not."""
+    if recipe.optimizer == "muon":
+        return LipschitzMuon(model, recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     weights = linear_weights(model)
     chosen = {id(weight) for weight in weights}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -17,12 +22,15 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": weights, "weight_decay": recipe.weight_decay},
         {"params": rest, "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(
-        [group for group in groups if group["params"]],
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-    )
+    groups = [group for group in groups if group["params"]]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999))
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+
+
+def training_weights(model: nn.Module, recipe: Recipe) -> AbstractContextManager[None]:
+    """The context of a forward pass in training: muon keeps P so near orthogonality that AOL can be left out."""
+    return unscaled(model) if recipe.optimizer == "muon" else nullcontext()
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:
