@@ -85,6 +85,8 @@ class BatchCentering(LipschitzModule):
             with torch.no_grad():  # an empty batch says nothing about the mean
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)
+            # A sum, not a difference: its derivative does not negate a tensor of the size of x.
+            return x + along_axis(-mean.to(x.dtype), x, 1)
         return x - along_axis(mean.to(x.dtype), x, 1)
 
     def plain_shift(self) -> Normalize:
