@@ -94,7 +94,7 @@ def test_a_run_with_a_budget(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--budget", "soon"], "expected a budget of time such as 30s, 10m or 1h, got 'soon'"),
+        (["--budget", "soon"], "expected a budget of time such as 30s, 10m or 1h30m, got 'soon'"),
         (["--budget", "0s"], "expected a budget"),
         (["--budget", "1..5m"], "expected a budget"),
         (["--budget", "10m", "--epochs", "3"], "--budget and --epochs exclude each other"),
@@ -109,7 +109,7 @@ def test_what_makes_no_sense(capsys, flags, message):
 
 
 def test_times():
-    for text, seconds in {"30s": 30, "10m": 600, "1h": 3600, "1.5h": 5400, "1h30m": 5400, "2M": 120, "90": 90}.items():
+    for text, seconds in {"30s": 30, "10m": 600, "1h": 3600, "1.5h": 5400, "1h30m": 5400, "2M": 120}.items():
         assert parse_seconds(text) == seconds
     assert all(parse_seconds(format_seconds(s)) == s for s in (1, 59, 60, 61, 3600, 5400, 86399))
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from _process_pairs import assert_close, finish_pair
 from _runs import SMALL, Interrupted, Interrupter, same_bytes
 
 import onelip
 from onelip.data import load_data
 from onelip.optim import LipschitzMuon
-from onelip.training import Diverged, Recipe, RecipeError, load_run, make_optimizer, train
+from onelip.training import Diverged, Recipe, RecipeError, load_run, make_optimizer, preset, train
 from onelip.training.checkpoint import read_position
 from onelip.training.learner import Learner
 
@@ -39,6 +40,42 @@ def test_by_name():
         Recipe(optimizer="moun")
     with pytest.raises(RecipeError, match="momentum below 1"):
         Recipe(optimizer="muon", momentum=1.0)
+
+
+def test_options_of_the_optimizer():
+    model = onelip.create_model("patchwise-tiny", image_size=8, in_channels=1)
+    recipe = Recipe(optimizer="muon", optimizer_options=("retraction=r1", "tangent=false", "orthogonalize=0"))
+    found = make_optimizer(model, recipe).defaults
+    assert (found["retraction"], found["tangent"], found["orthogonalize"]) == ("r1", False, 0)
+    for options, message in ((("retraction=r3",), "optimizer muon: .*'r1', 'r2' or None"), (("speed=9",), "speed")):
+        with pytest.raises(RecipeError, match=message):
+            make_optimizer(model, Recipe(optimizer="muon", optimizer_options=options))
+    with pytest.raises(RecipeError, match="optimizer_options as key=value"):
+        Recipe(optimizer_options=("fast",))
+
+
+@pytest.mark.parametrize(("options", "is_unscaled"), [((), True), (("retraction=r1",), False), (("every=2",), False)])
+def test_steps_without_r2_use_the_weights_of_aol(options, is_unscaled):
+    torch.manual_seed(0)
+    model = onelip.create_model("aol-fast-small", image_size=8, in_channels=1, widths=(8, 8, 8), depths=(1, 1, 1))
+    seen = []
+    model.fc1.register_forward_hook(lambda layer, *_: seen.append(layer.parametrizations.weight[0].is_unscaled))
+    learner = Learner(FAST.replace(optimizer_options=options), model)
+    learner.step(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, progress=0.0, lr=0.01)
+    assert seen == [is_unscaled]
+
+
+def test_two_processes(tmp_path):
+    options = ["--model-options", *FAST.model_options, "--optimizer-options", "products=float32"]
+    flags = [
+        *("--data", "digits", "--model", "aol-fast-small", "--optimizer", "muon", "--momentum", "0.8"),
+        *("--batch-size", "241", "--epochs", "1", "--lr", "0.02", "--weight-decay", "0"),
+    ]
+    finish_pair(tmp_path / "log", "train", *flags, *options, "--out", tmp_path / "two")
+    changes = {"batch_size": 241, "epochs": 1, "lr": 0.02, "weight_decay": 0.0, "optimizer": "muon", "momentum": 0.8}
+    recipe = preset("digits").replace(model="aol-fast-small", model_options=FAST.model_options, **changes)
+    train(recipe.replace(optimizer_options=("products=float32",)), tmp_path / "one")
+    assert_close(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

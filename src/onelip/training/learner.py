@@ -56,7 +56,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
-        with training_weights(self.model, self.recipe):
+        with training_weights(self.model, self.optimizer):
             loss = self.objective(
                 self.network,
                 images.contiguous(memory_format=self.layout),

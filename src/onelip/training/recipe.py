@@ -22,7 +22,15 @@ VERSION = 1  # increased when a field changes its meaning
 MACHINE_FIELDS = ("device", "threads", "compile", "channels_last")
 
 # Fields that older recipes of this version lack; those runs did what the default does.
-LATER_FIELDS = ("gradient_clip", "loss", "loss_options", "optimizer", "epoch_part", "evaluate_every")
+LATER_FIELDS = (
+    "gradient_clip",
+    "loss",
+    "loss_options",
+    "optimizer",
+    "optimizer_options",
+    "epoch_part",
+    "evaluate_every",
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Recipe:
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
     """sgd as in the paper, adamw, or muon: steps and weights kept orthogonal (onelip.optim.LipschitzMuon), which learns
     AOL layers many times faster; its rate is about the angle of a step, 0.02 to 0.1."""
+    optimizer_options: tuple[str, ...] = ()
+    """Options of the optimizer, as key=value: retraction=r1 tangent=false for muon."""
     lr: float = 1e-3
     """Learning rate; its peak with the one-cycle schedule."""
     momentum: float = 0.9
@@ -147,7 +157,7 @@ class Recipe:
             raise RecipeError(f"expected drop_at as fractions of the run from 0 to 1, got {self.drop_at!r}")
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
             raise RecipeError("nesterov needs a momentum above 0; set momentum, or switch nesterov off")
-        for name in ("model_options", "method_options", "loss_options"):
+        for name in ("model_options", "method_options", "loss_options", "optimizer_options"):
             for option in getattr(self, name):
                 if not option.partition("=")[0].isidentifier() or "=" not in option:
                     raise RecipeError(f"expected {name} as key=value, got {option!r}; for example width=8")
@@ -332,18 +342,16 @@ def parse_seconds(text: str) -> float:
     """Seconds of a time such as 30s, 10m, 1.5h or 1h30m.
 
     Examples:
-        >>> parse_seconds("10m"), parse_seconds("1h30m"), parse_seconds("45")
-        (600.0, 5400.0, 45.0)
+        >>> parse_seconds("10m"), parse_seconds("1h30m")
+        (600.0, 5400.0)
     """
-    found = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?", text.strip().lower())
-    try:
-        parts = [float(part or 0) for part in found.groups()] if found and any(found.groups()) else []
-    except ValueError:
-        parts = []
-    total = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
-    if not 0 < total < 1e9:
-        raise RecipeError(f"expected a budget of time such as 30s, 10m or 1h, got {text!r}")
-    return float(total)
+    part = r"(\d+(?:\.\d+)?)([smh])"
+    wanted = text.strip().lower()
+    if re.fullmatch(f"(?:{part})+", wanted):
+        seconds = sum(float(number) * {"s": 1, "m": 60, "h": 3600}[unit] for number, unit in re.findall(part, wanted))
+        if 0 < seconds < math.inf:
+            return seconds
+    raise RecipeError(f"expected a budget of time such as 30s, 10m or 1h30m, got {text!r}")
 
 
 def format_seconds(seconds: float) -> str:
