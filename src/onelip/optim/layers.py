@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,19 @@ class OrthogonalParameter:
     @property
     def is_tall(self) -> bool:
         """Whether the columns can be orthonormal: there are at most as many as rows."""
-        _, rows, columns, *_ = self.geometry.kernel_shape(self.P.shape, self.side)
+        _, rows, columns, *_ = _kernel_shape(self.geometry, tuple(self.P.shape), self.side)
         return columns <= rows
 
     @property
     def has_one_tap(self) -> bool:
         """Whether the operator is a batch of matrices: a retraction is then exact."""
-        return all(k == 1 for k in self.geometry.kernel_shape(self.P.shape, self.side)[3:])
+        return all(k == 1 for k in _kernel_shape(self.geometry, tuple(self.P.shape), self.side)[3:])
+
+
+@lru_cache(maxsize=1024)
+def _kernel_shape(geometry: Geometry, shape: tuple[int, ...], side: str) -> tuple[int, ...]:
+    """Asked for at every step, and not cheap: a kernel is made to see its shape."""
+    return geometry.kernel_shape(shape, side)
 
 
 def orthogonal_parameters(model: nn.Module) -> list[OrthogonalParameter]:

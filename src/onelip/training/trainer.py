@@ -28,7 +28,7 @@ from onelip.training.distributed import Process, StopRequest, processes, use_thr
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
 from onelip.training.optimizer import learning_rate
-from onelip.training.recipe import Recipe
+from onelip.training.recipe import Recipe, format_seconds
 from onelip.training.run_directory import (
     RunConfig,
     RunDirectory,
@@ -102,8 +102,10 @@ def train(
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             if budget is not None:
                 recipe = fit_to_budget(recipe, budget, data, process)
-                passes = recipe.epochs * recipe.epoch_part
-                shown.print(f"{recipe.model}, {passes:.3g} passes over the images in {recipe.epochs} epochs")
+                shown.print(
+                    f"{format_seconds(budget)}: {recipe.model}, batch size {recipe.batch_size}, {recipe.optimizer} "
+                    f"with learning rate {recipe.lr:.3g}, {recipe.epochs * recipe.epoch_part:.3g} passes over the data"
+                )
             process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             try:
                 return Trainer(recipe, run, data, process, shown, stop or StopRequest(), options).run_to_end()
