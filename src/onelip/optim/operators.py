@@ -5,6 +5,7 @@ layer: a batch of convolutions of stride 1, or of matrices where there are no ta
 of matrices, or correlations of kernels; $P G$ has more taps than $P$ and is cut back to those of $P$.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -14,7 +15,6 @@ from onelip.core.arguments import check_integer
 from onelip.core.floats import power_of_two
 from onelip.core.parametrization import working_type
 from onelip.core.precision import full_precision
-from onelip.gram._floats import exponent_reach
 from onelip.gram.correlation import composition, correlation
 from onelip.gram.row_sums import per_column
 
@@ -147,7 +147,7 @@ def _moderate(P: Tensor) -> Tensor:
     """A power of two for each group (g, 1, ...) that brings the largest entry to about 1: squares are then finite."""
     largest = P.flatten(1).abs().amax(1)
     _, exponent = torch.frexp(torch.where(largest > 0, largest, 1.0))
-    reach = exponent_reach(P.dtype)
+    reach = 1 - math.frexp(torch.finfo(P.dtype).tiny)[1]  # powers of two from -reach to reach are normal numbers
     return power_of_two((-exponent).clamp(-reach, reach), P.dtype).reshape(-1, *(1 for _ in P.shape[1:]))
 
 
