@@ -21,8 +21,15 @@ def digits():
     return load_data("digits")
 
 
+def times(monkeypatch, step, evaluation, bfloat16=None):
+    """Pretend that steps and evaluations take these seconds."""
+    low = step if bfloat16 is None else bfloat16
+    monkeypatch.setattr(module, "_seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
+    monkeypatch.setattr(module, "_seconds_per_evaluation", lambda *_: evaluation)
+
+
 def fitted(monkeypatch, digits, seconds, step, evaluation, **changes):
-    monkeypatch.setattr(module, "_measure", lambda *arguments: (step, evaluation))
+    times(monkeypatch, step, evaluation)
     return fit_to_budget(Recipe(data="digits", batch_size=100, **changes), seconds, digits, CPU)
 
 
@@ -55,8 +62,18 @@ def test_too_small_a_budget_is_refused_in_one_line(monkeypatch, digits, capsys, 
     assert not (tmp_path / "run").exists()
 
 
+def test_bfloat16_where_it_is_faster(monkeypatch, digits):
+    recipe = Recipe(data="digits")
+    for seconds, wanted in ((0.05, True), (0.095, False), (0.2, False)):
+        times(monkeypatch, 0.1, 0.5, bfloat16=seconds)
+        assert fit_to_budget(recipe, 60, digits, CPU).bf16 is wanted
+    times(monkeypatch, 0.1, 0.5, bfloat16=0.05)
+    found = fit_to_budget(recipe, 60, digits, CPU)
+    assert found.epochs == fit_to_budget(recipe.replace(bf16=True), 60, digits, CPU).epochs
+
+
 def test_small_data_get_small_batches(monkeypatch, digits):
-    monkeypatch.setattr(module, "_measure", lambda *arguments: (0.01, 0.1))
+    times(monkeypatch, 0.01, 0.1)
     recipe = fit_to_budget(recipe_for_budget(20).replace(data="digits"), 20, digits, CPU)
     assert recipe.batch_size == len(digits.train_images) // 20
     assert recipe.lr == pytest.approx(recipe_for_budget(20).lr * (recipe.batch_size / 500) ** 0.5)
@@ -70,12 +87,12 @@ def test_measuring_leaves_nothing_behind(digits):
     found = fit_to_budget(recipe, 60, digits, CPU)
     assert torch.equal(torch.get_rng_state(), before)
     assert found.epochs >= 1
-    changed = ("epochs", "epoch_part", "evaluate_every", "batch_size", "lr")
+    changed = ("bf16", "epochs", "epoch_part", "evaluate_every", "batch_size", "lr")
     assert found.replace(**{name: getattr(recipe, name) for name in changed}) == recipe
 
 
 def test_a_run_with_a_budget(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(module, "_measure", lambda *arguments: (0.05, 0.1))
+    times(monkeypatch, 0.05, 0.1)
     flags = ("train", "--budget", "4s", "--model-options", *TINY, "--threads", "1", "--out", tmp_path / "run")
     code, out, err = call(capsys, *flags)
     assert code == 0, err
