@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import onelip
 import onelip.nn as layers
-from onelip.bounds import CannotTrace, bound_layer, exact_bound_layer
-from onelip.bounds.audit import UnsoundBound
-from onelip.bounds.modules import vouch
-from onelip.bounds.rules import _step
-from onelip.certify import ProofError, write_certificate
-from onelip.certify.certificate import WeightFile
+from onelip.bounds import bound_layer, exact_bound_layer
+from onelip.certification import ProofError, write_certificate
+from onelip.certification.audit import UnsoundBound
+from onelip.certification.certificate import WeightFile
 from onelip.checker import Rejected, check
+from onelip.graph import CannotTrace, step as _step
+from onelip.graph.modules import vouch
 from onelip.methods.registry import METHODS
 
 REFUSALS = (onelip.UnsupportedLayer, onelip.NonFiniteWeight, CannotTrace, ProofError)

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from onelip.bounds.graph import Graph, Node, Ref
-from onelip.bounds.rules._step import operation
-from onelip.bounds.walk import walk
+from onelip.graph.step import operation
+from onelip.graph.trace import Graph, Node, Ref
+from onelip.graph.walk import walk
 
 X = Ref(0)
 

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import onelip
-from onelip.bounds.graph import CannotTrace
 from onelip.cli import audit as cli
-from onelip.core.errors import UnsoundBound
+from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.nn import LipschitzModule, MaxMin
 from onelip.nn.normalize import Normalize
 

@@ -9,7 +9,7 @@ from test_certify_errors import check
 from torch import nn
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
+from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.core.errors import ProofError
 from onelip.export import save_plain
 from onelip.graph.lowering import lower

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import onelip
-from onelip.bounds import CannotTrace, ProofFailed, exact_bound
-from onelip.certify import Certification, ProofError, certify, prove
-from onelip.certify.environment import check_backends
+from onelip.bounds import ProofFailed, exact_bound
+from onelip.certification import Certification, ProofError, certify, prove
+from onelip.certification.environment import check_backends
+from onelip.core.errors import CannotTrace
 from onelip.core.images import to_float
 from onelip.graph.kinds import Affine, Input, Program, Stored
 from onelip.graph.lowering import lower
@@ -219,7 +220,7 @@ def test_a_cholesky_claim_that_exact_arithmetic_cannot_prove(monkeypatch):
             raise ProofFailed("too near")
         return exact_bound(weight, geometry)
 
-    monkeypatch.setattr("onelip.certify.proof.exact_bound", stubborn)
+    monkeypatch.setattr("onelip.certification.proof.exact_bound", stubborn)
     assert prove(nn.Linear(3, 2), (3,), "exact").kind == "exact"
 
 

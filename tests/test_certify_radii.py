@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from onelip.certify import certify, prove
-from onelip.certify.head import Head
-from onelip.certify.margins import real_radii
-from onelip.certify.radius import certified_radii, pixel_distance
+from onelip.certification import certify, prove
+from onelip.certification.head import Head
+from onelip.certification.margins import real_radii
+from onelip.certification.radius import certified_radii, pixel_distance
 from onelip.nn import MaxMin
 
 

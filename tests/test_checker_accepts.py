@@ -194,8 +194,8 @@ def test_certificates_of_the_library(name, tmp_path):
     from torch import nn
 
     import onelip
-    from onelip.certify.certificate import WeightFile, write_certificate
-    from onelip.certify.predict import certify
+    from onelip.certification.certificate import WeightFile, write_certificate
+    from onelip.certification.predict import certify
 
     torch.manual_seed(0)
     layers = layers_of_every_kind()[name]

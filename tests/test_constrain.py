@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.bounds.modules import vouch
+from onelip.graph.modules import vouch
 from onelip.nn.aol import find_aol
 
 

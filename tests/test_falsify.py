@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import onelip
-from onelip.bounds import CannotTrace, linear as layer_bounds
-from onelip.bounds.falsify import Claim, Claims, Reference, claims_of, example_points, falsify
-from onelip.bounds.graph import trace
-from onelip.bounds.rules import _step
-from onelip.bounds.walk import walk
-from onelip.certify import proof as proofs
-from onelip.certify.head import make_head
-from onelip.core.errors import ProofError, UnsoundBound
+from onelip.bounds import linear as layer_bounds
+from onelip.bounds.falsify import Claim, Claims, example_points, falsify
+from onelip.certification import proof as proofs
+from onelip.certification.head import make_head
+from onelip.core.errors import CannotTrace, ProofError, UnsoundBound
+from onelip.graph import step as _step
+from onelip.graph.reference import Reference, claims_of
+from onelip.graph.trace import trace
+from onelip.graph.walk import walk
 from onelip.nn import LipschitzModule
 
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import onelip
-from onelip.bounds.graph import CannotTrace, Ref, trace
+from onelip.core.errors import CannotTrace
+from onelip.graph.trace import Ref, trace
 from onelip.nn import ConvexResidual, LipschitzModule, MaxMin
 
 

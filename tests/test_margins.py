@@ -6,7 +6,14 @@ from fractions import Fraction
 import pytest
 import torch
 
-from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins, radius_fraction, radius_name, real_radii
+from onelip.certification.margins import (
+    PAPER_RADII,
+    certified_accuracy,
+    margins,
+    radius_fraction,
+    radius_name,
+    real_radii,
+)
 
 ROOT_TWO = math.sqrt(2)
 

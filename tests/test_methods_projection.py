@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import vouch
 from onelip.methods.norms.clipping import clipping, largest_not_above, schur_count
 from onelip.methods.norms.lcc import lcc, limit_batch_norm
 from onelip.methods.norms.parseval import parseval

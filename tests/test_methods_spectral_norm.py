@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import vouch
 from onelip.methods.norms import known_bound
 from onelip.methods.norms.estimated import overlap_of_rows
 from onelip.methods.norms.power_iteration import Operator, estimated_norm, iterate

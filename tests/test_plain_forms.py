@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
+from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.checker import check
 from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx, save_plain

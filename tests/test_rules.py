@@ -14,11 +14,11 @@ from _one_operation import X, fill, verdict
 from torch import Tensor, nn
 
 from onelip.bounds import slopes
-from onelip.bounds.graph import Graph, Node, Ref
-from onelip.bounds.rules import known_operations, register_rule
-from onelip.bounds.rules._step import operation
-from onelip.bounds.walk import walk
 from onelip.core.rounding import add_up, hypotenuse_up, inverse_up
+from onelip.graph import known_operations, register_rule
+from onelip.graph.step import operation
+from onelip.graph.trace import Graph, Node, Ref
+from onelip.graph.walk import walk
 
 TIGHT = 1 + 1e-9
 
@@ -250,7 +250,7 @@ def test_what_rests_on_a_gap_is_not_vouched_for_and_later_gaps_are_named_too():
 
 
 def test_a_rule_of_ones_own(monkeypatch):
-    monkeypatch.setattr("onelip.bounds.rules._step._RULES", {})
+    monkeypatch.setattr("onelip.graph.step._RULES", {})
     register_rule("aten.sinc.default")(lambda step: step.times(1.4, "steepest slope"))
     assert verdict("aten.sinc.default", X, shape=(3,)).factor == 1.4
     with pytest.raises(ValueError, match="expected the name of an operation"):
@@ -312,7 +312,7 @@ def test_rounding_is_upward():
 
 
 def test_modules_and_operations_agree():
-    from onelip.bounds.modules import vouch
+    from onelip.graph.modules import vouch
 
     for module, op in [(nn.GELU(), "gelu"), (nn.SiLU(), "silu"), (nn.Mish(), "mish"), (nn.ReLU(), "relu")]:
         assert vouch(module).constant == verdict(f"aten.{op}.default", X, shape=(3,)).factor

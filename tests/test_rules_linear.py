@@ -10,9 +10,8 @@ from _one_operation import X, norm_from_forward, verdict
 from torch import nn
 
 import onelip
-from onelip.bounds.rules._step import operation
-from onelip.bounds.rules.sums import cumsum_norm_up
-
+from onelip.graph.ops.sums import cumsum_norm_up
+from onelip.graph.step import operation
 
 # Sizes and scales that contradict each other make torch read beyond the border, where memory is not the same each time:
 # then the operation is no product of maps, and is refused. Whether it happens depends on the machine.

@@ -6,6 +6,7 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 from onelip.bounds.exact import exact_bound
+from onelip.bounds.falsify import falsify_layer
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
 from onelip.bounds.witness import Bound, ExactBound
@@ -37,8 +38,6 @@ def bound_layer(
         >>> round(bound_layer(layer, 8).value, 12)  # the corner pixels are written four times
         2.0
     """
-    from onelip.bounds.falsify import falsify_layer  # which knows the rules, and these the bounds here
-
     bound = untested_bound(module, input_size, effort=effort)
     falsify_layer(module, bound.value, input_size)
     return bound
@@ -63,8 +62,6 @@ def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None 
         >>> exact_bound_layer(layer).value >= 0.5**0.5
         True
     """
-    from onelip.bounds.falsify import falsify_layer
-
     factor = padding_factor(module, input_size)
     bound = exact_bound(_weight(module), geometry_without_copies(module, input_size))
     square = factor * bound.square

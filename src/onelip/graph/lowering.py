@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from onelip.bounds.graph import Graph, Ref, trace
-from onelip.bounds.rules._step import argument_of
 from onelip.core.errors import ProofError
 from onelip.graph.kinds import Input, Node, Program, Stored
+from onelip.graph.step import argument_of
+from onelip.graph.trace import Graph, Ref, trace
 
 Rule = Callable[["Lowering"], int]
 AnyRule = TypeVar("AnyRule", bound=Rule)
@@ -104,6 +104,14 @@ class Lowering:
     def source_shape(self) -> tuple[int, ...]:
         """Of one sample of the first operand."""
         return self.nodes[self.source].shape
+
+    @property
+    def sample_axis(self) -> int:
+        """The axis that the layer works along (its `dim`), counted within one sample."""
+        axis = self.module.dim % len(self.call.shape) - 1
+        if axis < 0:
+            raise ProofError(f"{self.title}: expected an axis of one sample, got the batch axis")
+        return axis
 
     def argument(self, name: str) -> Any:
         """An argument of an ATen operation by its name, with torch's default where it was left out."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import vouch
 from onelip.nn import ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d, PadChannels
 
 # Linear maps without weights, which may follow the last linear layer.

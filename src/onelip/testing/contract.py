@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 from torch.nn.utils import parametrize
 
-from onelip.bounds.modules import vouch
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
+from onelip.graph.modules import vouch
 from onelip.methods.method import Method
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
 from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance

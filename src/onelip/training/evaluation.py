@@ -20,16 +20,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from onelip._summary import summary
 from onelip.bounds import bound_layer
-from onelip.bounds.modules import is_changed, vouch
-from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.certification.summary import summary
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.images import to_float
+from onelip.core.lipschitz_module import is_changed
 from onelip.core.parametrization import find_parametrization
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
+from onelip.graph.modules import vouch
 from onelip.losses.chain import head_rows, links, output_shape, pair_distances, split_head
 from onelip.methods.norms.last_layer import UnitRows
 from onelip.training.objective import certifies_pairs, resolve_method

@@ -169,7 +169,7 @@ def spectral_norm_reshaped(
         overlap: divide by the root of the overlap of the taps, too: then the layer has the constant `lipschitz`.
 
     Examples:
-        >>> from onelip.bounds.modules import vouch
+        >>> from onelip.graph.modules import vouch
         >>> vouch(spectral_norm_reshaped(nn.Conv2d(2, 2, 3))).constant is None
         True
         >>> round(vouch(spectral_norm_reshaped(nn.Conv2d(2, 2, 3), overlap=True)).constant, 6)
