@@ -293,7 +293,7 @@ def test_rounding_refutes_nothing_that_is_true(kind, dtype):
         if kind == "wide":
             example = example.repeat(1, 50)
         audit = onelip.audit(model, example.to(dtype), lower=kind != "deep")
-        assert audit.upper is not None, audit.not_vouched
+        assert audit.upper is not None, audit.unproved
         assert audit.lower is None or audit.lower <= audit.upper
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import onelip
 from onelip.graph.ops.sums import cumsum_norm_up
-from onelip.graph.step import operation
+from onelip.graph.step import aten
 
 # Sizes and scales that contradict each other make torch read beyond the border, where memory is not the same each time:
 # then the operation is no product of maps, and is refused. Whether it happens depends on the machine.
@@ -142,7 +142,7 @@ def test_large_images(op, arguments, shape):
     ratio = 0.0
     for _ in range(3):
         x = (x / x.norm()).requires_grad_()
-        y = operation(op)(x, *arguments[1:])
+        y = aten(op)(x, *arguments[1:])
         ratio = max(ratio, float(y.detach().norm()))
         (x,) = torch.autograd.grad(y, x, y.detach())  # only a direction: any vector gives a lower bound
     assert ratio <= found.constant <= 1.05 * ratio
@@ -215,7 +215,7 @@ def test_lower_triangles_over_the_batch_are_refused():
 
     audit = onelip.audit(Triangle(), torch.rand(3, 4), lower=False)
     assert audit.upper is None
-    assert "treats samples differently" in audit.not_vouched[0]
+    assert "treats samples differently" in audit.unproved[0]
 
 
 class AlongTheBatch(nn.Module):
@@ -241,7 +241,7 @@ class AlongTheBatch(nn.Module):
 def test_operations_along_the_batch_are_refused_whatever_they_do_to_few_samples(run):
     audit = onelip.audit(AlongTheBatch(run).eval(), torch.rand(3, 4), lower=False)
     assert audit.upper is None
-    assert "along the batch axis" in audit.not_vouched[0]
+    assert "along the batch axis" in audit.unproved[0]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ def private_imports(path: Path) -> Iterator[str]:
         module = (node.module or "").split(".")
         if tuple(module[:2]) == own or module[1] == "_version":
             continue
-        names = [part for part in (*module, *(alias.name for alias in node.names)) if part.startswith("_") and part != "__main__"]
+        names = [
+            part
+            for part in (*module, *(alias.name for alias in node.names))
+            if part.startswith("_") and part != "__main__"
+        ]
         if names:
             yield f"{path}:{node.lineno}: {names[0]} is private to onelip.{module[1]}; rename it or use a public name"
 

@@ -4,14 +4,14 @@ from onelip.bounds.exact import exact_bound
 from onelip.bounds.fast import bound_weight
 from onelip.bounds.linear import bound_layer, exact_bound_layer
 from onelip.bounds.padding import padding_factor
-from onelip.bounds.witness import Bound, ExactBound, ProofFailed, Witness
+from onelip.bounds.witness import ExactBound, ProofFailed, WeightBound, Witness
 from onelip.core.errors import NonFiniteWeight
 
 __all__ = [
-    "Bound",
     "ExactBound",
     "NonFiniteWeight",
     "ProofFailed",
+    "WeightBound",
     "Witness",
     "bound_layer",
     "bound_weight",

@@ -9,14 +9,14 @@ from onelip.bounds.exact import exact_bound
 from onelip.bounds.falsify import falsify_layer
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
-from onelip.bounds.witness import Bound, ExactBound
+from onelip.bounds.witness import ExactBound, WeightBound
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.rounding import up_root
 
 
 def bound_layer(
     module: nn.Module, input_size: int | Sequence[int] | None = None, *, effort: Effort = "normal"
-) -> Bound:
+) -> WeightBound:
     """A proved bound on the norm of a Linear, ConvNd or ConvTransposeNd, whatever its weights are.
 
     The weight is taken as the layer computes it (a parametrized layer: the result of the parametrization). Hooks and
@@ -43,14 +43,14 @@ def bound_layer(
     return bound
 
 
-def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> Bound:
+def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> WeightBound:
     """`bound_layer` for those who test the whole of which the layer is a part."""
     factor = padding_factor(module, input_size)
     bound = bound_weight(_weight(module), geometry_without_copies(module, input_size), effort=effort)
     if factor == 1:
         return bound
     values = {name: up_root(factor * Fraction(value) ** 2) for name, value in bound.candidates.items()}
-    return Bound(up_root(factor * Fraction(bound.value) ** 2), bound.witness, values)
+    return WeightBound(up_root(factor * Fraction(bound.value) ** 2), bound.witness, values)
 
 
 def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None = None) -> ExactBound:

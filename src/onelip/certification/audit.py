@@ -1,4 +1,4 @@
-"""What is proved of a network, step by step, what is measured, and by name what nobody vouches for.
+"""What is proved of a network, step by step, what is measured, and by name what is unproved.
 
     measured lower bound <= the Lipschitz constant (L2, one sample, eval mode, real arithmetic) <= proved upper bound
 
@@ -22,7 +22,7 @@ from onelip.certification.summary import title_of
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.state import unchanged
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
-from onelip.graph.step import Verdict
+from onelip.graph.step import StepBound
 from onelip.graph.trace import Graph, Node, check_model, trace
 from onelip.graph.walk import walk
 from onelip.nn.normalize import Normalize
@@ -37,11 +37,11 @@ class AuditRow:
     Attributes:
         place: the module in which it happens; "" is the model itself.
         layer: what it is.
-        upper: proved bound of the step by itself; None where it has several operands, or nobody vouches.
+        upper: proved bound of the step by itself; None where it has several operands, or is unproved.
         lower: measured; None where nothing was measured.
         constant: proved bound from the model's input up to here, or None.
         why: in a few words.
-        is_refused: whether nobody vouches for the step itself.
+        is_refused: whether no bound is known of the step itself.
     """
 
     place: str
@@ -60,7 +60,7 @@ class Audit:
     rows: tuple[AuditRow, ...]
     upper: float | None  # proved, or None
     lower: float | None  # measured, or None if that was not asked for
-    not_vouched: list[str]
+    unproved: list[str]
     findings: list[str]
     input_shape: tuple[int, ...]  # of one sample
 
@@ -87,8 +87,8 @@ class Audit:
         measured = "" if self.lower is None else f", at least {self.lower:.6g} (measured)"
         if self.upper is not None:
             return f"Lipschitz constant at most {_up(self.upper, 10)} (proved, eval mode, real arithmetic){measured}."
-        names = "; ".join(self.not_vouched[:6]) + ("; ..." if len(self.not_vouched) > 6 else "")
-        return f"NO PROOF{measured}. Not vouched for: {names}"
+        names = "; ".join(self.unproved[:6]) + ("; ..." if len(self.unproved) > 6 else "")
+        return f"NO PROOF{measured}. Unproved: {names}"
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for json.dumps."""
@@ -96,7 +96,7 @@ class Audit:
             "upper": self.upper,
             "lower": self.lower,
             "input_shape": list(self.input_shape),
-            "not_vouched": list(self.not_vouched),
+            "unproved": list(self.unproved),
             "findings": list(self.findings),
             "rows": [asdict(row) for row in self.rows],
         }
@@ -131,7 +131,7 @@ def audit(
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
         >>> _ = nn.init.eye_(model[1].weight)
         >>> found = audit(model, torch.rand(1, 1, 2, 2))
-        >>> 1 <= found.upper < 1 + 1e-9, found.not_vouched
+        >>> 1 <= found.upper < 1 + 1e-9, found.unproved
         (True, [])
     """
     return audited(model, example_input, normalize, lower, effort, seed, progress)[0]
@@ -158,9 +158,9 @@ def audited(
     with torch.autocast(example_input.device.type, enabled=False), _traced_errors(), unchanged(whole):
         say("tracing the graph")
         graph = trace(whole, example_input)
-        verdicts = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
-        upper = verdicts[graph.output].constant
-        claims = claims_of(graph, verdicts)
+        bounds = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
+        upper = bounds[graph.output].constant
+        claims = claims_of(graph, bounds)
         say("searching for the steepest slope" if lower else "trying to refute the bound")
         points = example_points(example_input, 8 if lower else 4, seed)
         found, measured = _measure(graph, claims, points, lower, seed, findings)
@@ -169,22 +169,22 @@ def audited(
             check_model_itself(whole, reference, points[:4], example_input)
     has_prefix = normalize is not None
     rows = tuple(
-        _row(node, verdict, measured.get(node.index), has_prefix)
-        for node, verdict in zip(graph.nodes, verdicts, strict=True)
-        if node.op != "input" and (node.op != "getitem" or verdict.is_refused)
+        _row(node, bound, measured.get(node.index), has_prefix)
+        for node, bound in zip(graph.nodes, bounds, strict=True)
+        if node.op != "input" and (node.op != "getitem" or bound.is_refused)
     )
-    not_vouched = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
+    unproved = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
     if rounded is not None:
-        not_vouched.insert(0, f"(model): called under torch.autocast, which rounds to {rounded}; leave the region")
+        unproved.insert(0, f"(model): called under torch.autocast, which rounds to {rounded}; leave the region")
         upper = None
-    findings += _findings_after(rows, graph, verdicts, measured, has_prefix)
-    return Audit(rows, upper, found, not_vouched, findings, tuple(graph.input_shape[1:])), claims
+    findings += _findings_after(rows, graph, bounds, measured, has_prefix)
+    return Audit(rows, upper, found, unproved, findings, tuple(graph.input_shape[1:])), claims
 
 
-def _row(node: Node, verdict: Verdict, measured: float | None, has_prefix: bool) -> AuditRow:
+def _row(node: Node, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
     layer = title_of(node.module) if node.module is not None else _short(node.op)
     place = _own_place(node.place, has_prefix)
-    return AuditRow(place, layer, verdict.factor, measured, verdict.constant, verdict.why, verdict.is_refused)
+    return AuditRow(place, layer, bound.factor, measured, bound.constant, bound.why, bound.is_refused)
 
 
 def _own_place(place: str, has_prefix: bool) -> str:
@@ -280,14 +280,14 @@ _TORCHS = ("torch.nn.utils.parametrizations", "torch.nn.utils.spectral_norm")
 def _findings_after(
     rows: tuple[AuditRow, ...],
     graph: Graph,
-    verdicts: tuple[Verdict, ...],
+    bounds: tuple[StepBound, ...],
     measured: dict[int, float],
     has_prefix: bool,
 ) -> list[str]:
     remarks = dict.fromkeys(
-        f"{_own_place(node.place, has_prefix) or '(model)'}: {verdict.remark}"
-        for node, verdict in zip(graph.nodes, verdicts, strict=True)
-        if verdict.remark
+        f"{_own_place(node.place, has_prefix) or '(model)'}: {bound.remark}"
+        for node, bound in zip(graph.nodes, bounds, strict=True)
+        if bound.remark
     )
     above = [row for row in rows if row.lower is not None and row.lower > 1 + 1e-6]
     findings = list(remarks)

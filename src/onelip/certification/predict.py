@@ -156,7 +156,7 @@ def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, C
     """The constant by the rules for real arithmetic, which know more operations, and what it is of."""
     found, claims = audited(bake(plain, fold=False).cpu().double(), points, effort=effort)
     if found.upper is None or not found.upper < math.inf:
-        raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(found.not_vouched)}")
+        raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(found.unproved)}")
     return found.upper, claims
 
 

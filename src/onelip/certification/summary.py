@@ -1,4 +1,4 @@
-"""Layer by layer: which constant each module has by construction, and for which nobody vouches."""
+"""The constant that each module of a model has by construction, and the modules without one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import falsify_layer
+from onelip.core.bound import Bound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
 from onelip.core.parametrization import find_parametrization
-from onelip.core.rounding import multiply_up
-from onelip.graph.modules import Vouch, vouch
+from onelip.graph.modules import bound_chain, bound_module, links
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -23,7 +23,7 @@ class LayerSummary:
 
     name: str
     layer: str
-    vouch: Vouch
+    bound: Bound
     advice: str | None = None
     is_inside: bool = False  # part of a layer that has its own row and constant: shown, not counted
 
@@ -33,27 +33,24 @@ class Summary:
     """The rows, and what they come to. `print` it."""
 
     layers: tuple[LayerSummary, ...]
-    is_chain: bool
+    chain: Bound  # of the modules, one after the other
 
     @property
-    def not_vouched(self) -> list[str]:
+    def unproved(self) -> list[str]:
         """Names of the modules for which no constant is known."""
-        return [row.name for row in self.layers if row.vouch.constant is None and not row.is_inside]
+        return [row.name for row in self.layers if row.bound.constant is None and not row.is_inside]
 
     @property
     def constant(self) -> float | None:
         """Product of all constants, if all are known and the model is a chain of modules; else None."""
-        if not self.is_chain or self.not_vouched:
-            return None
-        constants = [row.vouch.constant for row in self.layers if not row.is_inside]
-        return multiply_up(*(constant for constant in constants if constant is not None))
+        return None if self.unproved else self.chain.constant
 
     def __str__(self) -> str:
         rows = [("module", "layer", "constant", "why")]
         for row in self.layers:
-            constant = "?" if row.vouch.constant is None else f"{row.vouch.constant:.6g}"
+            constant = "?" if row.bound.constant is None else f"{row.bound.constant:.6g}"
             layer = f"  {row.layer}" if row.is_inside else row.layer
-            rows.append((row.name or "(model)", layer, constant, row.vouch.why))
+            rows.append((row.name or "(model)", layer, constant, row.bound.why))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
         lines.insert(1, "-" * max(len(line) for line in lines))
@@ -61,22 +58,22 @@ class Summary:
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
-        missing = self.not_vouched
+        missing = self.unproved
         if missing:
             names = ", ".join(name or "(model)" for name in missing[:6]) + (", ..." if len(missing) > 6 else "")
-            return f"NOT vouched for: {len(missing)} of {len(self.layers)} modules ({names})."
+            return f"UNPROVED: no bound is known for {len(missing)} of {len(self.layers)} modules ({names})."
         if self.constant is not None:
             return f"Lipschitz constant of the model at most {self.constant:.6g} (eval mode, real arithmetic)."
         return (
             "Every module has a constant; what the model's own forward does between them (sums, concatenations, "
-            "functional calls) is not looked at here."
+            "functional calls) is not evaluated here."
         )
 
 
 def summary(model: nn.Module) -> Summary:
-    """Tell, module by module, which Lipschitz constant each has by construction.
+    """Summarise the Lipschitz constant that each module has by construction.
 
-    Only modules are looked at, not what a `forward` of your own does with them. The constants of linear layers are
+    Only modules are evaluated, not what a `forward` of your own does with them. The constants of linear layers are
     compared with measured ratios of their weights.
 
     Raises:
@@ -87,7 +84,8 @@ def summary(model: nn.Module) -> Summary:
         >>> summary(nn.Sequential(onelip.nn.AOLLinear(4, 4), nn.ReLU())).constant
         1.0
     """
-    return Summary(tuple(_rows(model, "", set(), in_chain=True, is_inside=False)), _is_chain(model))
+    rows = tuple(_rows(model, "", set(), in_chain=True, is_inside=False))
+    return Summary(rows, bound_chain(links(model)))
 
 
 def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_inside: bool) -> Iterator[LayerSummary]:
@@ -100,10 +98,10 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
         yield LayerSummary(name, title_of(module), _tested(module), found.advice() if found else None, is_inside)
         is_inside = True
     elif changed := is_changed(module):
-        yield LayerSummary(name, title_of(module), Vouch(None, changed), None, is_inside)
+        yield LayerSummary(name, title_of(module), Bound(None, changed), None, is_inside)
     elif own := [key for key, parameter in module._parameters.items() if parameter is not None]:
         why = f"uses parameters of its own in forward: {', '.join(own)}"
-        yield LayerSummary(name, title_of(module), Vouch(None, why), None, is_inside)
+        yield LayerSummary(name, title_of(module), Bound(None, why), None, is_inside)
     in_chain = in_chain and type(module) is nn.Sequential
     if not parametrize.is_parametrized(module):
         for key, child in module._modules.items():  # named_children would give a child that stands twice once
@@ -112,9 +110,9 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
                 yield from _rows(child, path, seen, in_chain=in_chain, is_inside=is_inside)
 
 
-def _tested(module: nn.Module) -> Vouch:
+def _tested(module: nn.Module) -> Bound:
     """What is known of a module; the constant of a linear layer only if no measurement contradicts it."""
-    known = vouch(module)
+    known = bound_module(module)
     if known.constant is not None and isinstance(module, LINEAR_LAYERS):
         # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
         rounding = 1 + 16 * torch.finfo(module.weight.dtype).eps
@@ -126,19 +124,6 @@ def _has_constant_of_its_own(module: nn.Module) -> bool:
     if isinstance(module, LipschitzModule) or parametrize.is_parametrized(module):
         return True
     return next(module.children(), None) is None and type(module) not in _CONTAINERS
-
-
-def _is_chain(module: nn.Module) -> bool:
-    """Whether the model is its modules one after the other; one that stands twice is applied twice."""
-    return all(map(_has_constant_of_its_own, _links(module)))
-
-
-def _links(module: nn.Module) -> Iterator[nn.Module]:
-    if type(module) is nn.Sequential:
-        for child in module:
-            yield from _links(child)
-    else:
-        yield module
 
 
 def title_of(module: nn.Module) -> str:

@@ -38,7 +38,7 @@ from onelip.core.rounding import multiply_up, up, up_root
 from onelip.graph import _rows
 from onelip.graph._rows import Decisions, NoRows, Rows
 from onelip.graph.ops.movement import COPIES, MOVES, SPLITS, inserted, trace_entries
-from onelip.graph.step import Refusal, Step, Verdict, check_alike, find_rule
+from onelip.graph.step import Refusal, Step, StepBound, check_alike, find_rule
 from onelip.graph.trace import Graph, Node, Ref
 
 _TYPES = (torch.float32, torch.float64, torch.bool)
@@ -122,10 +122,10 @@ class Joint:
         self._regions: dict[int, _Region] = {}
         self._links: dict[int, tuple[Tensor, str | None] | None] = {}
 
-    def enter(self, node: Node, verdict: Verdict) -> Weight | None:
+    def enter(self, node: Node, verdict: StepBound) -> Weight | None:
         """Add a node, with what its rule says; a bound if parts come together here.
 
-        A node that is made of squares stands for its root, as `Verdict.root` does.
+        A node that is made of squares stands for its root, as `StepBound.root` does.
         """
         try:
             entity = self._entity(node, verdict)
@@ -137,7 +137,7 @@ class Joint:
         except Exception:  # and proves nothing
             return None
 
-    def _entity(self, node: Node, verdict: Verdict) -> int:
+    def _entity(self, node: Node, verdict: StepBound) -> int:
         key = self._key(node)
         if key not in self._same:
             self._same[key] = self._made(node, verdict)
@@ -145,7 +145,7 @@ class Joint:
             self._roots.add(self._same[key])
         return self._same[key]
 
-    def _made(self, node: Node, verdict: Verdict) -> int:
+    def _made(self, node: Node, verdict: StepBound) -> int:
         unknown = (node.shape[1:], (), None)
         if verdict.root is not None or verdict.by_roots:
             inputs = node.inputs if verdict.ancestor is None else (verdict.ancestor,)

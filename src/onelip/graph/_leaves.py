@@ -20,7 +20,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from onelip.core.contents import is_library
 from onelip.core.geometry import LINEAR_LAYERS, padding_of
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
-from onelip.graph.modules import RULE_LOST_IN_ATEN
+
+_WHOLE: set[type[nn.Module]] = set()
+
+
+def keep_whole(*layers: type[nn.Module]) -> None:
+    """Keep layers of torch as single nodes: their rule is lost in ATen operations."""
+    _WHOLE.update(layers)
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -32,7 +38,7 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, LipschitzModule):
         # One made of others, without a constant of its own, has to be looked into.
         return module.proved_constant is not None or next(module.children(), None) is None
-    return type(module) in RULE_LOST_IN_ATEN
+    return type(module) in _WHOLE
 
 
 def is_known(module: nn.Module) -> bool:

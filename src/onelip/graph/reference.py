@@ -16,11 +16,11 @@ from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.precision import full_precision
 from onelip.core.state import State, unchanged
-from onelip.graph.step import Verdict, operation
+from onelip.graph.step import StepBound, aten
 from onelip.graph.trace import Graph, Node, Ref
 
 
-def claims_of(graph: Graph, verdicts: Sequence[Verdict]) -> Claims:
+def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
     """What the rules have proved of a graph."""
     claims = []
     for node, verdict in zip(graph.nodes, verdicts, strict=True):
@@ -74,7 +74,7 @@ class _Runner:
             return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
 
         arguments, keywords = tree_map(fill, tuple(node.arguments)), tree_map(fill, dict(node.keywords))
-        return arguments[0] if node.op == "constant" else operation(node.op)(*arguments, **keywords)
+        return arguments[0] if node.op == "constant" else aten(node.op)(*arguments, **keywords)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

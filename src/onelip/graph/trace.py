@@ -8,7 +8,7 @@ see Note [Leaves] in _leaves.py.
 
 Note [Batch]
     The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
-    vouches for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
+    holds for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
     same program: see _again.py.
 
 Note [Calls]
@@ -473,7 +473,7 @@ def _reads_shape_only(target: Any) -> bool:
 
 
 def _is_random(target: Any) -> bool:
-    """Random numbers are no constants: such an operation stays a node, for which no rule vouches."""
+    """Random numbers are no constants: such an operation stays a node, which has no rule."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 

@@ -1,7 +1,7 @@
 """From the constants of the operands to the constant of each node, in the order of the graph.
 
-The input has the constant 1. A node gets what its rule proves; where there is no rule, or the rule refuses, nobody
-vouches for it, and for nothing that rests on it. Every number is about one sample, in L2, in real arithmetic.
+The input has the constant 1. A node gets what its rule proves; where there is no rule, or the rule refuses, no bound is
+known of it, nor of anything that rests on it. Every number is about one sample, in L2, in real arithmetic.
 """
 
 import math
@@ -13,10 +13,10 @@ import torch
 
 from onelip.core.rounding import multiply_up
 from onelip.graph._joint import Joint
-from onelip.graph.ops.linear import bound_module
+from onelip.graph.ops.linear import bound_leaf
 from onelip.graph.ops.movement import MOVES, SPLITS
 from onelip.graph.ops.squares import in_roots, squared
-from onelip.graph.step import Refusal, Step, Verdict, find_rule
+from onelip.graph.step import Refusal, Step, StepBound, find_rule
 from onelip.graph.trace import Graph, Node
 
 _SEVERAL = SPLITS | {"aten.aminmax.default"}
@@ -37,7 +37,7 @@ _WORDS = {
 
 def walk(
     graph: Graph, *, effort: Any = "normal", progress: Callable[[Node], None] | None = None
-) -> tuple[Verdict, ...]:
+) -> tuple[StepBound, ...]:
     """A verdict for every node.
 
     Args:
@@ -53,8 +53,8 @@ def walk(
         >>> [verdict.constant for verdict in walk(trace(Residual(), torch.zeros(2, 3)))]
         [1.0, 1.0, 2.0]
     """
-    verdicts: list[Verdict] = []
-    layers: dict[Any, Verdict] = {}  # a layer used twice is bounded once
+    verdicts: list[StepBound] = []
+    layers: dict[Any, StepBound] = {}  # a layer used twice is bounded once
     joint = Joint(graph, effort)
     for node in graph.nodes:
         if progress is not None:
@@ -69,11 +69,11 @@ def walk(
             verdict = _in_roots(step, replace(verdict, constant=None, root=None), verdicts)
         verdicts.append(_together(step, verdict, joint, verdicts))
     if verdicts[graph.output].holes is not None:
-        verdicts[graph.output] = Verdict(None, None, "contains memory that is not filled", is_refused=True)
+        verdicts[graph.output] = StepBound(None, "contains memory that is not filled", is_refused=True)
     return _blamed(graph, verdicts)
 
 
-def _in_roots(step: Step, verdict: Verdict, before: list[Verdict]) -> Verdict:
+def _in_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBound:
     """The verdict, or what is known by the roots of the operands."""
     if not any(before[i].root is not None for i in step.node.inputs):
         return verdict
@@ -84,7 +84,7 @@ def _in_roots(step: Step, verdict: Verdict, before: list[Verdict]) -> Verdict:
         return verdict
 
 
-def _together(step: Step, verdict: Verdict, joint: Joint, before: list[Verdict]) -> Verdict:
+def _together(step: Step, verdict: StepBound, joint: Joint, before: list[StepBound]) -> StepBound:
     """The verdict, or a smaller bound where parts of one tensor come together."""
     found = joint.enter(step.node, verdict)
     constant = None if found is None else before[found.ancestor].constant
@@ -100,10 +100,10 @@ def _together(step: Step, verdict: Verdict, joint: Joint, before: list[Verdict])
     if not constant < (math.inf if verdict.constant is None else verdict.constant):
         return verdict
     why = "parts of one tensor, together"
-    return Verdict(constant, None, why, remark=found.remark, ancestor=found.ancestor, holes=verdict.holes)
+    return StepBound(constant, why, remark=found.remark, ancestor=found.ancestor, holes=verdict.holes)
 
 
-def _blamed(graph: Graph, verdicts: list[Verdict]) -> tuple[Verdict, ...]:
+def _blamed(graph: Graph, verdicts: list[StepBound]) -> tuple[StepBound, ...]:
     """The verdicts; steps that the output does not rest on, since others are bounded without them, are not refused."""
     found = list(verdicts)
     constants, roots = {graph.output}, set[int]()  # nodes of which the constant is needed, or that of the root
@@ -119,12 +119,12 @@ def _blamed(graph: Graph, verdicts: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found)
 
 
-def _verdict(step: Step, layers: dict[Any, Verdict]) -> Verdict:
+def _verdict(step: Step, layers: dict[Any, StepBound]) -> StepBound:
     node = step.node
     if node.op == "input":
-        return Verdict(1.0, None, "the input itself")
+        return StepBound(1.0, "the input itself")
     if node.op == "constant":
-        return Verdict(0.0, None, "does not depend on the input")
+        return StepBound(0.0, "does not depend on the input")
     try:
         _check(step)
         if node.op == "getitem":
@@ -138,14 +138,14 @@ def _verdict(step: Step, layers: dict[Any, Verdict]) -> Verdict:
             return rule(step)
         key = (id(node.module), step.source.shape)
         if key not in layers:
-            layers[key] = bound_module(step)
+            layers[key] = bound_leaf(step)
         first = layers[key]
         assert first.factor is not None
         return step.times(first.factor, first.why, details=first.details)
     except Refusal as refusal:
-        return Verdict(None, None, str(refusal), is_refused=True)
-    except Exception as error:  # a rule that cannot cope with a call vouches for nothing
-        return Verdict(None, None, f"its rule failed: {type(error).__name__}: {error}", is_refused=True)
+        return StepBound(None, str(refusal), is_refused=True)
+    except Exception as error:  # a rule that fails proves nothing
+        return StepBound(None, f"its rule failed: {type(error).__name__}: {error}", is_refused=True)
 
 
 def _no_rule(node: Node) -> str:
@@ -154,7 +154,7 @@ def _no_rule(node: Node) -> str:
     if not node.inputs:
         return "random, so there is no one function"
     return (
-        f"no rule for {node.op}; give one with onelip.bounds.register_rule({node.op!r}), or put it into a "
+        f"no rule for {node.op}; give one with onelip.graph.register_rule({node.op!r}), or put it into a "
         "LipschitzModule that states its constant"
     )
 
@@ -174,15 +174,15 @@ def _check(step: Step) -> None:
         raise Refusal(f"its result {node.shape} does not have the batch as its first axis")
 
 
-def _piece(step: Step) -> Verdict:
+def _piece(step: Step) -> StepBound:
     producer, index = step.source, step.node.arguments[1]
     if producer.op not in _SEVERAL and index != 0:  # of other operations, only the first result is bounded
         raise Refusal(f"result {index} of {producer.op} has no rule")
     return step.times(1.0, f"result {index} of {producer.op}")
 
 
-def _checked(verdict: Verdict) -> Verdict:
+def _checked(verdict: StepBound) -> StepBound:
     """Infinite and undefined constants prove nothing."""
     if verdict.constant is None or 0 <= verdict.constant < math.inf:
         return verdict
-    return Verdict(None, None, "its bound is beyond the range of float64", is_refused=True)
+    return StepBound(None, "its bound is beyond the range of float64", is_refused=True)

@@ -26,7 +26,7 @@ from onelip.core.rounding import LIMIT, add_up, hypotenuse_up, inverse_up, multi
 from onelip.graph import kinds
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.potential import gradient_step
-from onelip.graph.step import Refusal, Step, Verdict, check_alike, finite, largest, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, check_alike, finite, largest, register_rule
 from onelip.graph.trace import Ref
 
 
@@ -49,7 +49,7 @@ def _terms(step: Step, operands: Sequence[Any], factors: Sequence[float]) -> lis
 
 
 @register_rule("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor", "aten.subtract.Tensor")
-def add(step: Step) -> Verdict:
+def add(step: Step) -> StepBound:
     """a ± alpha b; rsub is b - alpha a."""
     operands = [step.argument("self"), step.argument("other")]
     alpha = largest(step.argument("alpha"))
@@ -62,7 +62,7 @@ def add(step: Step) -> Verdict:
     return _shift(step, *_moving(operands, factors))
 
 
-def _centred(step: Step) -> Verdict | None:
+def _centred(step: Step) -> StepBound | None:
     """x - c mean(x): the mean, copied, is an orthogonal projection, so the eigenvalues are 1 and 1 - c."""
     if step.node.op not in ("aten.sub.Tensor", "aten.subtract.Tensor"):
         return None
@@ -74,11 +74,11 @@ def _centred(step: Step) -> Verdict | None:
         return None
     rest = up(abs(1 - Fraction(float(finite(step.argument("alpha"))))))
     constant = multiply_up(max(1.0, rest), step.constants[x.index])
-    return Verdict(constant, None, "less its mean: a projection", ancestor=x.index)
+    return StepBound(constant, "less its mean: a projection", ancestor=x.index)
 
 
 @register_rule("aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.subtract.Scalar")
-def add_number(step: Step) -> Verdict:
+def add_number(step: Step) -> StepBound:
     """a + alpha c; rsub is c - alpha a."""
     alpha = largest(step.argument("alpha")) if step.node.op == "aten.rsub.Scalar" else 1.0
     return _shift(step, _reference(step.argument("self")), alpha)
@@ -96,20 +96,20 @@ def _moving(operands: Sequence[Any], factors: Sequence[float]) -> tuple[Ref, flo
     return operand, factor
 
 
-def _shift(step: Step, operand: Ref, factor: float) -> Verdict:
+def _shift(step: Step, operand: Ref, factor: float) -> StepBound:
     return _scaled(step, operand, factor, "adds a constant")
 
 
-def _scaled(step: Step, operand: Ref, factor: float, why: str) -> Verdict:
+def _scaled(step: Step, operand: Ref, factor: float, why: str) -> StepBound:
     """The operand, perhaps copied, times numbers of at most `factor`."""
     copies = _copies(step, operand)
     why = why if copies == 1.0 else f"{why}; copied {round(copies**2)} times"
     factor = multiply_up(factor, copies)
-    return Verdict(multiply_up(factor, step.constants[operand.index]), factor, why)
+    return StepBound(multiply_up(factor, step.constants[operand.index]), why, factor)
 
 
 @register_rule("aten.mul.Tensor", "aten.mul.Scalar", "aten.multiply.Tensor", "aten.multiply.Scalar")
-def multiply(step: Step) -> Verdict:
+def multiply(step: Step) -> StepBound:
     """Entry by entry times a constant: max |c|."""
     operands = [step.argument("self"), step.argument("other")]
     if all(isinstance(operand, Ref) for operand in operands):
@@ -122,7 +122,7 @@ def multiply(step: Step) -> Verdict:
 
 @register_rule("aten.div.Tensor", "aten.div.Scalar", "aten.divide.Tensor", "aten.divide.Scalar",
                "aten.true_divide.Tensor", "aten.true_divide.Scalar")  # fmt: skip
-def divide(step: Step) -> Verdict:
+def divide(step: Step) -> StepBound:
     """Entry by entry divided by a constant: 1 / min |c|."""
     divisor = step.argument("other")
     if isinstance(divisor, Ref):
@@ -135,7 +135,7 @@ def divide(step: Step) -> Verdict:
 
 
 @register_rule("aten.lerp.Scalar", "aten.lerp.Tensor")
-def interpolate(step: Step) -> Verdict:
+def interpolate(step: Step) -> StepBound:
     """(1 - w) a + w b with a constant w."""
     weight = step.argument("weight")
     if isinstance(weight, Ref):
@@ -152,7 +152,7 @@ def interpolate(step: Step) -> Verdict:
     *(f"aten.{name}" for name in ("minimum.default", "min.other", "fmin.default")),
     *(f"aten.{name}.default" for name in ("hypot", "logaddexp", "logaddexp2")),
 )
-def of_two(step: Step) -> Verdict:
+def of_two(step: Step) -> StepBound:
     """1-Lipschitz in the pair (a, b), whose change is the root of the squares of both.
 
     The gradient of the maximum is one of the unit vectors, that of hypot a unit vector, those of the others are

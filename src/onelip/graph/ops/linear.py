@@ -16,8 +16,8 @@ from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Affine, Join
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.modules import vouch
-from onelip.graph.step import Refusal, Step, Verdict, check_alike, largest, register_rule
+from onelip.graph.modules import bound_module
+from onelip.graph.step import Refusal, Step, StepBound, check_alike, largest, register_rule
 from onelip.graph.trace import Ref
 
 _CONVOLUTIONS = {
@@ -30,13 +30,13 @@ _CONVOLUTIONS = {
 }
 
 
-def bound_module(step: Step) -> Verdict:
+def bound_leaf(step: Step) -> StepBound:
     """A layer that stayed a single node."""
     module = step.node.module
     assert module is not None
     if isinstance(module, LINEAR_LAYERS):
         return bound_linear(step, module)
-    known = vouch(module)
+    known = bound_module(module)
     if known.constant is None:
         raise Refusal(known.why)
     dim = getattr(module, "dim", None)
@@ -46,7 +46,7 @@ def bound_module(step: Step) -> Verdict:
     return step.times(known.constant, known.why)
 
 
-def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> Verdict:
+def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBound:
     """A linear layer, times a constant factor."""
     shape = step.source.shape
     axes = len(shape) - 2
@@ -80,13 +80,13 @@ def dense(matrix: Tensor) -> nn.Linear:
 
 
 @register_rule("aten.linear.default")
-def linear(step: Step) -> Verdict:
+def linear(step: Step) -> StepBound:
     """x W^T + b."""
     return bound_linear(step, dense(constant_weight(step.argument("weight"))))
 
 
 @register_rule("aten.addmm.default")
-def addmm(step: Step) -> Verdict:
+def addmm(step: Step) -> StepBound:
     """beta b + alpha x W."""
     if isinstance(step.argument("self"), Ref) or not isinstance(step.argument("mat1"), Ref):
         raise Refusal("only its first matrix may depend on the input")
@@ -96,7 +96,7 @@ def addmm(step: Step) -> Verdict:
 @register_rule(
     "aten.matmul.default", "aten.linalg_matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default"
 )
-def matmul(step: Step) -> Verdict:
+def matmul(step: Step) -> StepBound:
     """x W or W x with a constant W: the largest norm of the matrices that W holds."""
     left, right = step.node.arguments[:2]
     if isinstance(left, Ref) and isinstance(right, Ref):
@@ -104,7 +104,7 @@ def matmul(step: Step) -> Verdict:
     return _from_the_right(step, left, right) if isinstance(left, Ref) else _from_the_left(step, left, right)
 
 
-def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> Verdict:
+def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> StepBound:
     shape = step.graph.nodes[x.index].shape
     weight = constant_weight(weight)
     matrix = weight[:, None] if weight.dim() == 1 else weight
@@ -116,7 +116,7 @@ def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> Ver
     return _largest_of(step, x, matrix.mT, factor)
 
 
-def _from_the_left(step: Step, weight: Tensor, x: Any, factor: float = 1.0) -> Verdict:
+def _from_the_left(step: Step, weight: Tensor, x: Any, factor: float = 1.0) -> StepBound:
     shape, result = step.graph.nodes[x.index].shape, step.node.shape
     if len(shape) < 3 or len(result) != len(shape) or result[:-2] != shape[:-2]:
         raise Refusal("does not keep the batch as its first axis")
@@ -124,17 +124,17 @@ def _from_the_left(step: Step, weight: Tensor, x: Any, factor: float = 1.0) -> V
     return _largest_of(step, x, weight, factor)
 
 
-def _largest_of(step: Step, x: Ref, matrices: Tensor, factor: float) -> Verdict:
+def _largest_of(step: Step, x: Ref, matrices: Tensor, factor: float) -> StepBound:
     flat = matrices.reshape(-1, *matrices.shape[-2:])
     if len(flat) > 64:
         raise Refusal(f"a product with {len(flat)} constant matrices at once")
     norm = max((untested_bound(dense(matrix), None, effort=step.effort).value for matrix in flat), default=0.0)
     norm = multiply_up(norm, factor)
-    return Verdict(multiply_up(norm, step.constants[x.index]), norm, "norm of the matrix")
+    return StepBound(multiply_up(norm, step.constants[x.index]), "norm of the matrix", norm)
 
 
 @register_rule("aten.inner.default")
-def inner(step: Step) -> Verdict:
+def inner(step: Step) -> StepBound:
     """x W^T for a matrix, x w for a vector."""
     x, weight = step.node.arguments
     if not isinstance(x, Ref) or isinstance(weight, Ref) or weight.dim() > 2:
@@ -143,7 +143,7 @@ def inner(step: Step) -> Verdict:
 
 
 @register_rule("aten.baddbmm.default")
-def baddbmm(step: Step) -> Verdict:
+def baddbmm(step: Step) -> StepBound:
     """beta c + alpha x W."""
     x, weight = step.argument("batch1"), step.argument("batch2")
     if isinstance(step.argument("self"), Ref) or isinstance(x, Ref) == isinstance(weight, Ref):
@@ -154,7 +154,7 @@ def baddbmm(step: Step) -> Verdict:
 
 
 @register_rule("aten.tensordot.default")
-def tensordot(step: Step) -> Verdict:
+def tensordot(step: Step) -> StepBound:
     """Summed over axes of a constant: a matrix from these to its others."""
     x, weight = step.argument("self"), step.argument("other")
     if not isinstance(x, Ref) or isinstance(weight, Ref):
@@ -169,7 +169,7 @@ def tensordot(step: Step) -> Verdict:
 
 
 @register_rule("aten.einsum.default")
-def einsum(step: Step) -> Verdict:
+def einsum(step: Step) -> StepBound:
     """One constant operand: a matrix from the letters that are summed to the letters that are new."""
     equation, operands = step.argument("equation").replace(" ", ""), step.argument("tensors")
     left, _, result = equation.partition("->")
@@ -225,7 +225,7 @@ def convolution_layer(
     *(f"aten.conv_transpose{d}d.{overload}" for d, overload in ((1, "default"), (2, "input"), (3, "input"))),
     "aten.convolution.default",
 )
-def convolution(step: Step) -> Verdict:
+def convolution(step: Step) -> StepBound:
     """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
     transposed = "transpose" in step.node.op
     if step.node.op == "aten.convolution.default":

@@ -17,13 +17,13 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.step import Refusal, Step, Verdict, operation, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, aten, check_not_batch, register_rule
 from onelip.graph.trace import Ref
 
 _MOVES = """
@@ -82,7 +82,7 @@ class Moved(NamedTuple):
 
 
 @register_rule(*MOVES)
-def move(step: Step) -> Verdict:
+def move(step: Step) -> StepBound:
     """See the head of the file."""
     moved = trace_entries(step)
     found = torch.cat([piece.flatten() for piece in moved.pieces])
@@ -96,8 +96,32 @@ def move(step: Step) -> Verdict:
     holes = _holes(step, moved)
     if len(moved.owners) == 1:
         why = "moves entries, or drops some" if most[0] <= 1 else f"copies entries up to {most[0]} times"
-        return Verdict(constant, up_root(Fraction(most[0])), why, holes=holes)
-    return Verdict(constant, None, "side by side: root of the squares", holes=holes)
+        return StepBound(constant, why, up_root(Fraction(most[0])), holes=holes)
+    return StepBound(constant, "side by side: root of the squares", holes=holes)
+
+
+@register_rule(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+def move_in_layer(step: Step) -> StepBound:
+    """A layer that moves entries, for inputs of any size."""
+    layer = step.node.module
+    if isinstance(layer, nn.Flatten | nn.Unflatten):
+        check_not_batch(step, layer.start_dim if isinstance(layer, nn.Flatten) else layer.dim)
+    return step.times(1.0, "moves entries, or drops some")
+
+
+@register_rule(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+def pad_in_layer(step: Step) -> StepBound:
+    """Constants around an input of any size."""
+    return step.times(1.0, "adds constants")
+
+
+@register_rule(
+    nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.ReplicationPad1d, nn.ReplicationPad2d,
+    nn.ReplicationPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d,
+)  # fmt: skip
+def copy_in_layer(step: Step) -> StepBound:
+    """How often an entry is copied depends on the size of the input."""
+    raise Refusal("copies pixels, so it stretches; use zero padding")
 
 
 def _holes(step: Step, moved: Moved) -> Tensor | None:
@@ -168,7 +192,7 @@ def trace_entries(step: Step) -> Moved:
         if isinstance(leaf, Ref) and not step.graph.nodes[leaf.index].dtype.is_floating_point:
             raise Refusal("where its entries go depends on the input")
     _check_writes(step)
-    op = operation(step.node.op)
+    op = aten(step.node.op)
     arguments, keywords = _without_numbers(step)
     result = op(*tree_map(numbers, arguments), **tree_map(numbers, keywords))
     pieces: Sequence[Tensor] = [result] if isinstance(result, Tensor) else result
@@ -180,7 +204,7 @@ def trace_entries(step: Step) -> Moved:
 def _without_numbers(step: Step) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with 0 for numbers that are inserted: they must not look like entries."""
     arguments, keywords = list(step.node.arguments), dict(step.node.keywords)
-    for place, argument in enumerate(operation(step.node.op)._schema.arguments):
+    for place, argument in enumerate(aten(step.node.op)._schema.arguments):
         if argument.name == "value" or str(argument.type) == "number":
             if place < len(arguments) and isinstance(arguments[place], bool | int | float):
                 arguments[place] = 0
@@ -218,7 +242,7 @@ def _constants(step: Step) -> Sequence[Tensor]:
             return torch.zeros(step.graph.nodes[argument.index].shape, dtype=torch.float64)
         return argument.double() if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
-    result = operation(step.node.op)(*tree_map(zeros, step.node.arguments), **tree_map(zeros, step.node.keywords))
+    result = aten(step.node.op)(*tree_map(zeros, step.node.arguments), **tree_map(zeros, step.node.keywords))
     return [result] if isinstance(result, Tensor) else result
 
 
@@ -247,7 +271,7 @@ def _check_writes(step: Step) -> None:
     target, *others = tree_map(ones, step.node.arguments)
     if "index_put" in adds:
         others = [*others[:2], True]
-    written = operation(adds)(torch.zeros_like(target), *others)
+    written = aten(adds)(torch.zeros_like(target), *others)
     if not bool((written <= 1).all()):
         raise Refusal("writes several entries to one place, and which of them stays is not defined")
 
@@ -260,7 +284,7 @@ COPIES = frozenset(f"aten.{name}" for name in _COPIES.split())
 
 
 @register_rule(*COPIES)
-def copy(step: Step) -> Verdict:
+def copy(step: Step) -> StepBound:
     """The same numbers; which types are fit for a proof is decided for every node alike."""
     return step.times(1.0, "the same numbers")
 

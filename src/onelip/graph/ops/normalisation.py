@@ -12,26 +12,30 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch import nn
 
 from onelip.core.rounding import inverse_up, multiply_up, up_root
-from onelip.graph.step import Refusal, Step, Verdict, finite, largest, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, finite, largest, register_rule
 
 _OF_NO_USE = "divides by the input's own deviation: its bound 1 / sqrt(eps) is of no use"
 
 
-@register_rule("aten._native_batch_norm_legit_no_training.default", "aten.batch_norm.default")
-def batch_norm(step: Step) -> Verdict:
+@register_rule(
+    "aten.batch_norm.default", "aten._native_batch_norm_legit_no_training.default",
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+)  # fmt: skip
+def batch_norm(step: Step) -> StepBound:
     """weight / sqrt(var + eps) per channel, as stored."""
     if step.node.op == "aten.batch_norm.default" and step.argument("training"):
         raise Refusal("divides by the batch's own deviation")
     return _stored(step)
 
 
-def _stored(step: Step) -> Verdict:
-    if len(step.source.shape) < 2:
+def _stored(step: Step) -> StepBound:
+    if step.operand_shape is not None and len(step.operand_shape) < 2:
         raise Refusal("expected a batch axis before the channels")
     gains = gain_up(step.argument("weight"), step.argument("running_var"), step.argument("eps"))
-    return step.times(gains, "stored statistics")
+    return step.times(gains, "stored statistics, in eval mode")
 
 
 def gain_up(weight: Any, variance: Any, eps: float) -> float:
@@ -47,7 +51,7 @@ def gain_up(weight: Any, variance: Any, eps: float) -> float:
 
 
 @register_rule("aten.layer_norm.default", "aten.native_layer_norm.default")
-def layer_norm(step: Step) -> Verdict:
+def layer_norm(step: Step) -> StepBound:
     """Note [Own deviation]."""
     if len(step.argument("normalized_shape")) >= len(step.source.shape):
         raise Refusal("normalises over the batch axis, so samples depend on each other")
@@ -55,7 +59,7 @@ def layer_norm(step: Step) -> Verdict:
 
 
 @register_rule("aten.rms_norm.default")
-def rms_norm(step: Step) -> Verdict:
+def rms_norm(step: Step) -> StepBound:
     """Note [Own deviation]."""
     if len(step.argument("normalized_shape")) >= len(step.source.shape):
         raise Refusal("normalises over the batch axis, so samples depend on each other")
@@ -65,20 +69,28 @@ def rms_norm(step: Step) -> Verdict:
 
 
 @register_rule("aten.group_norm.default")
-def group_norm(step: Step) -> Verdict:
+def group_norm(step: Step) -> StepBound:
     """Note [Own deviation]."""
     return _own(step, step.argument("weight"), step.argument("eps"))
 
 
 @register_rule("aten.instance_norm.default")
-def instance_norm(step: Step) -> Verdict:
+def instance_norm(step: Step) -> StepBound:
     """Stored statistics, or Note [Own deviation]."""
     if not step.argument("use_input_stats"):
         return _stored(step)
     return _own(step, step.argument("weight"), step.argument("eps"))
 
 
-def _own(step: Step, weight: Any, eps: float) -> Verdict:
+@register_rule(
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+)  # fmt: skip
+def norm_in_layer(step: Step) -> StepBound:
+    """Over which axes it normalises depends on the shape of the input."""
+    raise Refusal("divides by the input's own deviation, which may be next to zero")
+
+
+def _own(step: Step, weight: Any, eps: float) -> StepBound:
     if not 0 < eps < math.inf:
         raise Refusal("divides by the input's own deviation, and eps is not positive: unbounded")
     gain = 1.0 if weight is None else largest(weight)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from onelip.bounds.linear import bound_layer
 from onelip.core.rounding import multiply_up, up
 from onelip.graph.ops.linear import convolution_layer, dense
-from onelip.graph.step import Step, Verdict, check_alike, finite
+from onelip.graph.step import Step, StepBound, check_alike, finite
 from onelip.graph.trace import Node, Ref
 
 _SLOPES = {f"aten.{name}.default" for name in ("relu", "tanh", "sigmoid", "atan", "asinh", "hardtanh", "relu6")}
@@ -36,7 +36,7 @@ class _Map(NamedTuple):
     source: int
 
 
-def gradient_step(step: Step) -> Verdict | None:
+def gradient_step(step: Step) -> StepBound | None:
     """The verdict on a difference of this kind, or None."""
     if step.node.op != "aten.sub.Tensor" or finite(step.argument("alpha")) != 1:
         return None
@@ -66,7 +66,7 @@ def gradient_step(step: Step) -> Verdict | None:
     if square is None:
         return None
     constant = multiply_up(max(1.0, up(max(factor * square - 1, Fraction(0)))), step.constants[x.index])
-    return Verdict(constant, None, "less the gradient of a convex function", ancestor=x.index)
+    return StepBound(constant, "less the gradient of a convex function", ancestor=x.index)
 
 
 def _node(step: Step, operand: Any) -> Node:

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from onelip.bounds.fast import bound_weight
 from onelip.core.geometry import geometry_of
 from onelip.core.rounding import multiply_up
-from onelip.graph.step import Refusal, Step, Verdict, operation, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, aten, register_rule
 
 _COMB = 64  # distance of teeth to begin with
 _DENSE = 2**22  # entries up to which a matrix is written out
@@ -61,7 +61,7 @@ class Sparse(NamedTuple):
 
 
 @register_rule(*SEPARABLE)
-def separable(step: Step) -> Verdict:
+def separable(step: Step) -> StepBound:
     """The product of the norms along the axes. See the head of the file."""
     matrices, scale = read_matrices(step)
     factor = multiply_up(*(_norm(matrix, step) for matrix in matrices), abs(scale))
@@ -77,7 +77,7 @@ def read_matrices(step: Step) -> tuple[list[Sparse], float]:
     name, keywords = step.node.op, step.node.keywords
 
     def apply(x: Tensor) -> Tensor:
-        return operation(name)(x, *step.node.arguments[1:], **keywords)
+        return aten(name)(x, *step.node.arguments[1:], **keywords)
 
     few = tuple(min(n, 2) for n in lead)  # channels are alike by definition of these operations
     comb = _COMB

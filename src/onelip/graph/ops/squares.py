@@ -1,7 +1,7 @@
 """Roots of sums of squares: L2 pooling, moduli, sqrt(x^2 + eps).
 
 A square has no Lipschitz constant, but the root of a sum of squares has one. So of a node q >= 0 that is made of
-squares it is kept how steep its root is, entry by entry: `Verdict.root`.
+squares it is kept how steep its root is, entry by entry: `StepBound.root`.
 
     q = x^2                 sqrt(q) = |x|: the constant of x
     c q, c >= 0             sqrt(c) times as much
@@ -24,7 +24,7 @@ from torch import Tensor
 from onelip.core.rounding import hypotenuse_up, inverse_up, multiply_up, up_root
 from onelip.graph.ops.movement import COPIES, MOVES
 from onelip.graph.ops.separable import SEPARABLE, read_matrices
-from onelip.graph.step import Step, Verdict, check_alike, check_axes, find_rule, finite
+from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite
 from onelip.graph.trace import Node, Ref
 
 _GROWS = "its slope grows without bound"
@@ -41,17 +41,17 @@ _INCREASING = MOVES | {
 }  # fmt: skip
 
 
-def squared(step: Step) -> Verdict | None:
+def squared(step: Step) -> StepBound | None:
     """The verdict on a step that makes squares, or None: they have no constant, but their roots have."""
     node, given = step.node, step.node.arguments
     is_power = node.op == "aten.pow.Tensor_Scalar" and given[1] == 2
     is_product = node.op == "aten.mul.Tensor" and isinstance(given[0], Ref) and given[0] == given[1]
     if not (is_power or is_product or node.op == "aten.square.default"):
         return None
-    return Verdict(None, None, _GROWS, is_refused=True, root=step.constants[given[0].index], root_factor=1.0)
+    return StepBound(None, _GROWS, is_refused=True, root=step.constants[given[0].index], root_factor=1.0)
 
 
-def in_roots(step: Step, roots: Sequence[float | None]) -> Verdict | None:
+def in_roots(step: Step, roots: Sequence[float | None]) -> StepBound | None:
     """The verdict on a step that works on squares, or None.
 
     Args:
@@ -64,22 +64,22 @@ def in_roots(step: Step, roots: Sequence[float | None]) -> Verdict | None:
         return None
     if (base := _sign_times_magnitude(step)) is not None and (root := roots[base]) is not None:
         why = "a number is its sign times its magnitude"
-        return Verdict(None, None, why, root=root, root_factor=1.0, ancestor=base, by_roots=True)
+        return StepBound(None, why, root=root, root_factor=1.0, ancestor=base, by_roots=True)
     if len(made) < len(node.inputs):
         return None
     known = {i: root for i in made if (root := roots[i]) is not None}
     if node.op in ("aten.sqrt.default", "aten.pow.Tensor_Scalar"):
         if node.op == "aten.pow.Tensor_Scalar" and node.arguments[1] != 0.5:
             return None
-        return Verdict(known[node.inputs[0]], None, "root of a sum of squares", root_factor=1.0, by_roots=True)
+        return StepBound(known[node.inputs[0]], "root of a sum of squares", root_factor=1.0, by_roots=True)
     if len(made) > 1:
         root = _of_several(step, known)
-        return None if root is None else Verdict(None, None, "sum of squares", root=root, by_roots=True)
+        return None if root is None else StepBound(None, "sum of squares", root=root, by_roots=True)
     factor = _of_one(step)
     if factor is None:
         return None
     root = multiply_up(factor, known[node.inputs[0]])
-    return Verdict(None, None, "sum of squares", root=root, root_factor=factor, by_roots=True)
+    return StepBound(None, "sum of squares", root=root, root_factor=factor, by_roots=True)
 
 
 def _of_several(step: Step, known: dict[int, float]) -> float | None:

@@ -22,20 +22,20 @@ from fractions import Fraction
 import torch
 
 from onelip.core.rounding import multiply_up, up, up_root
-from onelip.graph.step import Refusal, Step, Verdict, check_axes, operation, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, aten, check_axes, register_rule
 
 _PI = Fraction(314159265358979323846, 10**20)  # below pi
 
 
 @register_rule("aten.sum.dim_IntList", "aten.sum.default")
-def sum_up(step: Step) -> Verdict:
+def sum_up(step: Step) -> StepBound:
     """sqrt(n)."""
     count = check_axes(step, step.argument("dim") if "dim" in step.node.op else None)
     return step.times(up_root(Fraction(count)), f"sum of {count} entries")
 
 
 @register_rule("aten.mean.dim", "aten.mean.default")
-def mean(step: Step) -> Verdict:
+def mean(step: Step) -> StepBound:
     """1 / sqrt(n)."""
     count = check_axes(step, step.argument("dim") if "dim" in step.node.op else None)
     if not count:
@@ -44,19 +44,19 @@ def mean(step: Step) -> Verdict:
 
 
 @register_rule("aten.col2im.default")
-def fold(step: Step) -> Verdict:
+def fold(step: Step) -> StepBound:
     """Root of the most entries that are added to one pixel."""
     shape = step.source.shape
     if len(shape) != 3:
         raise Refusal("works along the batch axis, so samples depend on each other")
     ones = torch.ones(1, *shape[1:], dtype=torch.float64)
-    counts = operation(step.node.op)(ones, *step.node.arguments[1:], **step.node.keywords)
+    counts = aten(step.node.op)(ones, *step.node.arguments[1:], **step.node.keywords)
     most = round(float(counts.max()))
     return step.times(up_root(Fraction(most)), f"adds up to {most} entries to one")
 
 
 @register_rule("aten.cumsum.default")
-def cumulative_sum(step: Step) -> Verdict:
+def cumulative_sum(step: Step) -> StepBound:
     """1 / (2 sin(pi / (2 (2n + 1))))."""
     count = check_axes(step, step.argument("dim"))
     return step.times(cumsum_norm_up(count), f"cumulative sum of {count} entries")
@@ -77,7 +77,7 @@ def cumsum_norm_up(count: int) -> float:
 
 
 @register_rule("aten.diff.default")
-def difference(step: Step) -> Verdict:
+def difference(step: Step) -> StepBound:
     """2 cos(pi / (2n)), the next ones on n - 1, n - 2, ... entries."""
     count, times = check_axes(step, step.argument("dim")), step.argument("n")
     if step.argument("prepend") is not None or step.argument("append") is not None:

@@ -95,7 +95,7 @@ class ConvexPotential(LipschitzModule):
         return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
 
     def _is_bounded(self) -> bool:
-        """Whether somebody vouches for ||V|| <= 1, but for rounding."""
+        """Whether ||V|| <= 1 is proved, but for rounding."""
         try:
             return self._norm_of_weight() <= 1 + 2.0**-10
         except UnknownLipschitzConstant:
