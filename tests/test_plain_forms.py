@@ -17,7 +17,6 @@ from onelip.checker import check
 from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx, save_plain
 from onelip.graph.modules import bound_chain, bound_stored, links
-from onelip.losses.chain import links
 from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
 from onelip.methods.fourier.frequencies import frequencies, real_waves
 from onelip.methods.fourier.period import Period

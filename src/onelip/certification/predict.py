@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import Claims, example_points, falsify, refute
 from onelip.certification.audit import audited
@@ -24,8 +23,7 @@ from onelip.certification.margins import real_radii
 from onelip.certification.proof import Effort, Progress, Proof, check_model, check_same, claims_of, prove_baked
 from onelip.certification.radius import certified_radii, pixel_distance
 from onelip.certification.result import Certification, Mode
-from onelip.core.bake import bake
-from onelip.core.batch_norm import is_foldable
+from onelip.core.bake import bake, plain_of
 from onelip.core.errors import ProofError
 from onelip.core.images import check_images, images_hash, to_float
 from onelip.core.precision import full_precision
@@ -94,7 +92,7 @@ def _certify_soundly(
     effort: Effort,
     progress: Progress | None,
 ) -> Certification:
-    plain, points = _plain(model), _points(images)
+    plain, points = plain_of(model), _points(images)
     proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
     check_backends(proved.program, batch_size)
     check_model(proved, model, points)
@@ -164,12 +162,6 @@ def _points(images: Tensor) -> Tensor:
     """The first and the last image and two others, in float64: where the proof is tested."""
     chosen = images[[0, -1]].cpu()
     return example_points(to_float(chosen, torch.float64), 4)
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """The network that is certified: the model itself, or what `bake` makes of it."""
-    modules = list(model.modules())
-    return bake(model) if any(parametrize.is_parametrized(m) or is_foldable(m) for m in modules) else model
 
 
 def _proof_for(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification.head import Head, make_head
-from onelip.core.bake import bake
+from onelip.core.bake import bake, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
@@ -108,7 +108,7 @@ def prove(
     """
     with unchanged(model):
         points = example_points(torch.full((1, *_checked_shape(input_shape)), 0.5), 4)
-        proved = prove_baked(bake(model), input_shape, proof, effort, progress, points)
+        proved = prove_baked(plain_of(model), input_shape, proof, effort, progress, points)
         check_model(proved, model, points)
     return proved
 

@@ -158,7 +158,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
     """The program of a plain model in float64, for images of one shape.
 
     Args:
-        model: baked.
+        model: baked, in eval mode, and used by nobody else: the program has its tensors.
         input_shape: (channels, height, width).
 
     Raises:
@@ -170,7 +170,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
         >>> [node.kind for node in lower(model, (1, 2, 2)).nodes]
         ['input', 'join', 'affine']
     """
-    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64))
+    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64), is_own=True)
     stored = {name: tensor.detach() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     program = Lowering(graph, stored).program()
     if len(program.nodes[-1].shape) != 1 or program.classes < 2:

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_any, tree_flatten, tree_map
 
-from onelip.core.bake import bake
+from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
 from onelip.graph._again import first_difference
@@ -92,12 +92,13 @@ class Graph:
         return self.input_shape[0]
 
 
-def trace(model: nn.Module, example: Tensor) -> Graph:
+def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
     """The graph of a model in eval mode, on inputs of the example's shape; the model itself is left as it is.
 
     Args:
         model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
         example: an input with a batch axis, of any length (Note [Batch]). Its values do not matter.
+        is_own: True for a plain model in eval mode that nobody else uses: it is not copied, the graph has its layers.
 
     Raises:
         CannotTrace: for several inputs or outputs, control flow that depends on values, state that changes, autocast.
@@ -111,7 +112,7 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
     example = _checked_example(model, example)
     try:
         with unchanged(model) as state:
-            return _graph(_plain_copy(model), example, state)
+            return _graph(_plain(model, is_own), example, state)
     except ChangingModel as error:
         raise CannotTrace(str(error)) from error
 
@@ -175,7 +176,7 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
     return torch.cat([example] * 4)[:4]
 
 
-def _plain_copy(model: nn.Module) -> nn.Module:
+def _plain(model: nn.Module, is_own: bool) -> nn.Module:
     uninitialized = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
     if uninitialized:
         raise CannotTrace(
@@ -188,7 +189,8 @@ def _plain_copy(model: nn.Module) -> nn.Module:
                 "which may compute something else (quantised, distributed); turn it into a plain tensor"
             )
     try:
-        return bake(model, fold=False).eval().requires_grad_(False)
+        plain = plain_of(model, fold=False) if is_own else bake(model, fold=False)
+        return plain.eval().requires_grad_(False)
     except (NonFiniteWeight, ChangingModel):
         raise
     except Exception as error:  # of somebody else's classes
@@ -202,8 +204,11 @@ def _plain_copy(model: nn.Module) -> nn.Module:
 def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -> nn.Module:
     """What torch.export runs, with the leaves at the given paths as single operations."""
     # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
-    # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`.
-    running = copy.deepcopy(plain)
+    # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`. Memory is
+    # shared: nothing runs on the numbers themselves.
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in plain.parameters()}
+    shared |= {id(b): b.detach() for b in plain.buffers()}
+    running = copy.deepcopy(plain, shared)
     for number, path in enumerate(paths):
         running.get_submodule(path).__dict__["forward"] = as_one_operation(
             running.get_submodule(path), leaves[number], number
