@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
+from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.checker import check
 from onelip.export.plain import save_plain
 from onelip.models import create_model
