@@ -289,7 +289,7 @@ class ClaimsNothing(Base):
 def test_a_proved_method_has_to_claim():
     with pytest.raises(ContractViolation, match="expected: a claimed constant"):
         check_contract(wrong(ClaimsNothing), checks=(NORM,), strength=1)
-    check_contract(wrong(ClaimsNothing, guarantee="none"), checks=(NORM,), strength=1)
+    check_contract(wrong(ClaimsNothing, guarantee=None), checks=(NORM,), strength=1)
 
 
 class OtherInTraining(Base):

@@ -18,10 +18,8 @@ from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx, save_plain
 from onelip.losses.chain import links
 from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
-from onelip.methods.fourier.frequencies import frequencies, real_waves
-from onelip.methods.fourier.period import Period
-from onelip.methods.fourier.plain import plain_periodic
-from onelip.methods.fourier.plain_relu import reflected
+from onelip.methods.fourier.frequencies import Period, frequencies, real_waves
+from onelip.methods.fourier.plain import plain_periodic, reflected
 from onelip.methods.residual import cpl, sll
 from onelip.methods.residual.potential import ConvexPotential
 from onelip.training.evaluation import bound_chain

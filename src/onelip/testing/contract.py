@@ -24,6 +24,7 @@ from onelip.bounds.modules import vouch
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.methods.method import Method
+from onelip.methods.norms.projection import project
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
 from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance
 
@@ -154,8 +155,7 @@ def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, optio
         y = layer(torch.randn(2, *case.input_shape, dtype=case.dtype))
         (-y.square().mean()).backward()
         optimizer.step()
-        if method.after_step is not None:
-            method.after_step(layer)
+        project(layer)
     if all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
         norm.check("after training")
     for kind in _TIGHT:
@@ -195,7 +195,7 @@ class _Norm:
         self.layer.eval()
         claim = vouch(self.layer)
         if claim.constant is None:
-            may = self.method.guarantee == "none" or (self.method.guarantee != "proved" and bool(self.options))
+            may = self.method.guarantee is None or (self.method.guarantee != "proved" and bool(self.options))
             _require(may, "a claimed constant", self.case, why=claim.why, state=state)
             return
         with torch.no_grad():
