@@ -361,7 +361,7 @@ def test_autocast_leaves_the_transforms_alone(method):
 @pytest.mark.parametrize(
     ("layer", "options", "words"),
     [
-        (lambda: circular(2, 2, 3), {}, "expected the size of the images"),
+        (lambda: circular(2, 2, 3), {}, "needs the input size"),
         (lambda: circular(2, 2, 3, groups=2), {"input_size": 4}, "groups=1"),
         (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular", stride=2), {"input_size": 4}, "Concatenation"),
         (lambda: nn.Conv2d(2, 2, 3, padding_mode="circular"), {"input_size": 4}, "keeps the size"),
@@ -376,5 +376,5 @@ def test_refusals(method, layer, options, words):
 def test_cayley_refuses_zero_padding_and_wrong_sizes():
     with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
         cayley.cayley(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
-    with pytest.raises(ValueError, match="positive number or 2 of them"):
+    with pytest.raises(ValueError, match="input_size to be one integer or 2"):
         cayley.cayley(circular(2, 2, 3), input_size=(4, 0))

@@ -187,9 +187,9 @@ def test_models_without_memory_can_be_asked(method):
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
-        (bjorck.bjorck, {"steps": 0}, "steps to be a whole number"),
-        (oni.oni, {"steps": True}, "steps to be a whole number"),
-        (bcop.bcop, {"steps": 2.0}, "steps to be a whole number"),
+        (bjorck.bjorck, {"steps": 0}, "steps to be an integer"),
+        (oni.oni, {"steps": True}, "steps to be an integer"),
+        (bcop.bcop, {"steps": 2.0}, "steps to be an integer"),
         (cholesky.cholesky, {"relative": 0.0}, "relative to be a number"),
         (cholesky.cholesky, {"relative": math.nan}, "relative to be a number"),
         (soc.soc, {"terms": 0}, "terms to be a whole number"),

@@ -106,7 +106,7 @@ def test_nothing_to_project_is_an_error():
     assert project(model) == 0
 
 
-@pytest.mark.parametrize(("p", "dim"), [(1, 0), ("inf", 1)])
+@pytest.mark.parametrize(("p", "dim"), [(1, 0), (math.inf, 1)])
 def test_lcc_sums_are_the_norms_of_the_operator(case, p, dim):
     layer, shape = case
     J = exact_jacobian(layer, shape).abs().sum(dim).max()
@@ -114,7 +114,7 @@ def test_lcc_sums_are_the_norms_of_the_operator(case, p, dim):
     assert float(norm) == pytest.approx(float(J), rel=1e-12)
 
 
-@pytest.mark.parametrize(("p", "order"), [(1, 1), ("inf", math.inf), (2, 2)])
+@pytest.mark.parametrize(("p", "order"), [(1, 1), (math.inf, math.inf), (2, 2)])
 def test_lcc_projects_onto_the_ball_and_leaves_what_is_inside(case, p, order):
     layer, shape = case
     inside = (
@@ -123,14 +123,14 @@ def test_lcc_projects_onto_the_ball_and_leaves_what_is_inside(case, p, order):
     before = layer.weight.detach().clone()
     lcc(layer, p=p, lipschitz=2 * inside, input_size=shape[1:] or None)
     assert torch.equal(layer.weight, before)
-    other = lcc(plain_twin(layer), p=p, lipschitz=inside / 2, input_size=shape[1:] or None)
+    other = lcc(baked(layer), p=p, lipschitz=inside / 2, input_size=shape[1:] or None)
     for _ in range(60):
         project(other)
     found = float(torch.linalg.matrix_norm(exact_jacobian(other.train(), shape), order))
     assert found <= inside / 2 * (1 + 1e-3)
 
 
-def plain_twin(layer):
+def baked(layer):
     return onelip.bake(layer)
 
 

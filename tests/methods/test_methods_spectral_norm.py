@@ -195,7 +195,7 @@ def test_the_vector_is_part_of_the_state():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ValueError, match="whole number of at least 1"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         spectral_norm(nn.Linear(2, 2), iterations=0)
     with pytest.raises(ValueError, match="expected input_size"):
         spectral_norm(nn.Conv2d(2, 2, 3), input_size=(4,))

@@ -128,7 +128,7 @@ def test_zero_padding_is_a_border_that_is_left_out():
 def test_other_sizes_are_refused():
     plain = onelip.bake(cayley.cayley(circular(2, 2), input_size=4))
     for size in ((4, 5), (8, 8), (2, 8)):  # the last has as many pixels
-        with pytest.raises(ValueError, match="the size that the layer was made for"):
+        with pytest.raises(ValueError, match="the size that the layer was built for"):
             plain(torch.zeros(1, 2, *size))
 
 

@@ -298,6 +298,7 @@ def _square_kernel(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, ...], Ten
 METHOD = Method(
     name="soc",
     title="SOC, skew orthogonal convolutions (Singla and Feizi, 2021)",
+    citation='Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.',
     mechanism="parametrization",
     guarantee="proved",
     layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
