@@ -250,7 +250,7 @@ def radius(logits: list[Fraction], squares: list[list[Fraction]], error: Fractio
         return 0.0
     limit = min([margin**2 / square for margin, square in pairs if square] + [Fraction(n)])
     guess = float(up(limit, 2))
-    while Fraction(guess) ** 2 >= limit:
+    while guess > 0 and Fraction(guess) ** 2 >= limit:
         guess = math.nextafter(guess, 0.0)
     return guess
 
