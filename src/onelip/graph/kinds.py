@@ -538,7 +538,7 @@ class Exponential(Affine):
         if conv is None or conv.transposed or kernel.shape[1] != kernel.shape[2] or any(s != 1 for s in conv.stride):
             return False
         each = zip(conv.kernel_size, conv.dilation, padding_of(conv), strict=True)
-        centred = all(k % 2 == 1 and pair == (d * (k // 2), d * (k // 2)) for k, d, pair in each)
+        centred = all(left == right and 2 * left == d * (k - 1) for k, d, (left, right) in each)
         return centred and bool((kernel == -kernel.transpose(1, 2).flip(tuple(range(3, kernel.dim())))).all())
 
 
