@@ -13,7 +13,6 @@ import onelip
 from onelip.bounds.rules._step import operation
 from onelip.bounds.rules.sums import cumsum_norm_up
 
-
 # Sizes and scales that contradict each other make torch read beyond the border, where memory is not the same each time:
 # then the operation is no product of maps, and is refused. Whether it happens depends on the machine.
 REFUSALS = ("for an input of ones", "is not a product of maps along its axes")

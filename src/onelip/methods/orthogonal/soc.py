@@ -34,9 +34,14 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
+from onelip.graph.exact import gain
+from onelip.graph.kinds import Exponential
+from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.lowerings.linear import affine
+from onelip.graph.lowerings.movement import space_to_depth
 from onelip.methods.method import Method, PaperRow
 from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.skew import exponential, gain, skew_kernel, skew_norm_bound
+from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
 from onelip.methods.orthogonal.steps import UNIT64
 
 # What rounding the entries of the kernel adds to its norm in float32, u sqrt(channels * taps), is below this part.
@@ -68,7 +73,8 @@ class SkewKernel(nn.Module):
 class SOC(LipschitzModule):
     """The exponential of a skew convolution, in place of a convolution; `soc` makes it.
 
-    `onelip.bake` stores the skew kernel; the terms of the series stay convolutions, one after the other.
+    `onelip.bake` stores the skew kernel, in which two taps and channels are exact negatives of each other; the terms
+    of the series stay convolutions, one after the other. In a certificate it is one node, "exponential".
 
     Args:
         layer: the convolution that it stands for: its channels, kernel size, stride, dilation, groups, padding mode,
@@ -259,6 +265,28 @@ def soc(layer: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: float
         return attach(layer, SkewExponential(geometry, weight.shape, terms=terms, norm=norm, lipschitz=lipschitz))
     assert isinstance(layer, nn.modules.conv._ConvNd)
     return SOC(layer, terms=terms, norm=norm, lipschitz=lipschitz)
+
+
+@lowers(SOC)
+def _lower_soc(low: Lowering) -> int:
+    """Strides move pixels into channels; the series with its channels, factor and bias is one node."""
+    module, at = low.module, low.source
+    if any(s > 1 for s in module.stride):
+        at = space_to_depth(low, list(module.stride))
+    channels, _, *kernel = module.weight.shape
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+    layer = kind(
+        channels,
+        channels,
+        tuple(kernel),
+        padding=tuple(d * (k // 2) for k, d in zip(kernel, module.dilation, strict=True)),
+        dilation=module.dilation,
+        groups=module.groups,
+        padding_mode=module.padding_mode,
+        device="meta",
+    )
+    series = {"terms": module.terms, "factor": float(module.factor)}
+    return affine(low, layer, at, module.weight, module.bias, kind=Exponential, **series)
 
 
 def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
