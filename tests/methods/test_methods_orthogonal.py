@@ -192,7 +192,7 @@ def test_models_without_memory_can_be_asked(method):
         (bcop.bcop, {"steps": 2.0}, "steps to be an integer"),
         (cholesky.cholesky, {"relative": 0.0}, "relative to be a number"),
         (cholesky.cholesky, {"relative": math.nan}, "relative to be a number"),
-        (soc.soc, {"terms": 0}, "terms to be a whole number"),
+        (soc.soc, {"terms": 0}, "terms to be an integer"),
         (soc.soc, {"norm": math.inf}, "norm to be a number"),
         (aoc.aoc, {"lipschitz": 0}, "lipschitz to be a positive number"),
     ],

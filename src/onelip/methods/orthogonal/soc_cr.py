@@ -1,6 +1,7 @@
 """SOC with Householder activations, a normalised last layer and certificate regularisation.
 
-The layers are those of `soc`, the loss is `onelip.losses.CertificateRegularisation`. The guarantee is that of the layers.
+The layers are those of `soc`, the loss is `onelip.losses.CertificateRegularisation`. The guarantee is that of the
+layers.
 """
 
 from dataclasses import replace
