@@ -1,4 +1,4 @@
-"""The contract over every registered method, with its defaults and each of its options; and that the contract bites."""
+"""The contract over every registered method, with its defaults and each of its options; and that it finds wrong methods."""
 
 import itertools
 import os
@@ -177,7 +177,7 @@ def test_the_base_of_the_wrong_methods_is_right():
 
 
 class TooSmall(Base):
-    """One per cent too small a claim, for some layers."""
+    """A stated constant that is one per cent too small for some layers."""
 
     def is_wrong(self, layer):
         raise NotImplementedError
@@ -234,7 +234,7 @@ def test_a_constant_that_is_too_small_for_some_layers_is_found(kind, seen):
 
 
 class GrowsInTraining(Base):
-    """One per cent too large a weight as soon as it was trained."""
+    """A weight that is one per cent too large after training."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -254,7 +254,7 @@ def test_a_constant_that_is_too_small_after_training_is_found():
 
 
 class KnowsItsFirstWeight(Base):
-    """Divides by what it found when it was applied."""
+    """Divides by a norm of the weight at the time when it was applied."""
 
     def right_inverse(self, W):
         self.bound = max(1e-300, float(W.double().abs().sum()))

@@ -25,9 +25,9 @@ def _seed():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("lipschitz", [1.0, 1e-3, 7.0])
-@pytest.mark.parametrize("verb", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
-def test_stored_weights_never_exceed_the_stated_constant(verb, dtype, lipschitz):
-    layer = verb(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
+@pytest.mark.parametrize("apply", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+def test_stored_weights_never_exceed_the_stated_constant(apply, dtype, lipschitz):
+    layer = apply(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
     assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= claim_of(layer).constant
     assert claim_of(layer).constant <= lipschitz * (1 + 8 * torch.finfo(dtype).eps) * (1 + 1e-6) + 1e-4 * (
         dtype == torch.float16
@@ -53,7 +53,7 @@ def test_reshaped_kernels_start_as_the_identity_divided_by_the_root_of_the_taps(
     torch.testing.assert_close(layer(x), x / 3, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("verb", [bjorck.bjorck, oni.oni, cholesky.cholesky, aoc.aoc])
+@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, aoc.aoc])
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -65,9 +65,9 @@ def test_reshaped_kernels_start_as_the_identity_divided_by_the_root_of_the_taps(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_transposed_kernels_that_are_no_multiple_of_the_stride(verb, layer, size):
+def test_transposed_kernels_that_are_no_multiple_of_the_stride(apply, layer, size):
     """Phases without all taps: single entries of an orthogonal matrix must not be dropped. Norms were up to 1.24."""
-    layer = verb(copy.deepcopy(layer))
+    layer = apply(copy.deepcopy(layer))
     for fill in (nn.init.ones_, nn.init.normal_, lambda P: nn.init.normal_(P[:, :1]).expand_as(P)):
         with torch.no_grad():
             P = original_of(layer)
@@ -75,12 +75,12 @@ def test_transposed_kernels_that_are_no_multiple_of_the_stride(verb, layer, size
         assert values(layer, *size).max() <= claim_of(layer).constant
 
 
-@pytest.mark.parametrize("verb", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
-def test_windows_that_do_not_overlap_are_orthogonal(verb):
-    steps = {} if verb in (cholesky.cholesky, soc.soc) else {"steps": 40}
-    layer = verb(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
+@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+def test_windows_that_do_not_overlap_are_orthogonal(apply):
+    steps = {} if apply in (cholesky.cholesky, soc.soc) else {"steps": 40}
+    layer = apply(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
     found = values(randomised(layer), 4, 4)
-    room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(verb, 1e-12)
+    room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(apply, 1e-12)
     assert found.max() <= claim_of(layer).constant
     assert found.min() > 1 - room
 
@@ -185,7 +185,7 @@ def test_models_without_memory_can_be_asked(method):
 
 
 @pytest.mark.parametrize(
-    ("verb", "options", "message"),
+    ("apply", "options", "message"),
     [
         (bjorck.bjorck, {"steps": 0}, "steps to be an integer"),
         (oni.oni, {"steps": True}, "steps to be an integer"),
@@ -197,6 +197,6 @@ def test_models_without_memory_can_be_asked(method):
         (aoc.aoc, {"lipschitz": 0}, "lipschitz to be a positive number"),
     ],
 )
-def test_wrong_options(verb, options, message):
+def test_wrong_options(apply, options, message):
     with pytest.raises(ValueError, match=message):
-        verb(nn.Linear(3, 3), **options)
+        apply(nn.Linear(3, 3), **options)

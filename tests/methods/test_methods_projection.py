@@ -1,4 +1,4 @@
-"""Clipping, LCC, Parseval: what is moved after a step, and what holds in evaluation whether it was moved or not."""
+"""Clipping, LCC, Parseval: the projection after a step, and the constant in evaluation with and without it."""
 
 import math
 
@@ -247,7 +247,7 @@ def test_parseval_refuses_parts_that_are_none(rows):
 
 
 def test_parseval_transposed_layers_are_short_too():
-    """Rows of a transposed layer with a stride say nothing of its phases: all taps are divided by."""
+    """Rows of a transposed layer with a stride do not bound its phases: all taps are divided out."""
     layer = parseval(nn.ConvTranspose1d(1, 2, 2, stride=2).double(), beta=0.5)
     with torch.no_grad():
         original_of(layer).copy_(torch.eye(2)[None])  # (in, out, taps): orthonormal rows

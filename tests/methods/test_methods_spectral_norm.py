@@ -89,7 +89,7 @@ def test_evaluation_is_sound_with_a_vector_that_is_wrong():
 
 @pytest.mark.parametrize(("overlap", "constant"), [(False, 3.0), (True, 1.0)])
 def test_the_reshaped_norm_is_not_the_norm(overlap, constant):
-    """A constant kernel: reshaped it has 1 / 3 of the layer's norm. What is claimed is attained, in both modes."""
+    """A constant kernel: reshaped it has 1 / 3 of the layer's norm. The stated constant is attained, in both modes."""
     layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular").double()
     nn.init.constant_(layer.weight, 0.3)
     spectral_norm_reshaped(layer, overlap=overlap)

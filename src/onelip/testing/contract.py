@@ -275,7 +275,7 @@ def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, 
         plain = bake(layer).eval()
         after, again = plain(x), layer(x)
     if method.replaces:
-        _require(not any(map(parametrize.is_parametrized, plain.modules())), "nothing computed anew", case, got=plain)
+        _require(not any(map(parametrize.is_parametrized, plain.modules())), "no parametrization left", case, got=plain)
         same = torch.allclose(after, before, rtol=0, atol=_room(case, before))
     else:
         keys = ["weight", "bias"] if case.bias else ["weight"]
@@ -434,7 +434,7 @@ def check_contract(
         method: the method, registered or not. Whatever its guarantee, a constant that its layers claim is checked;
             with "proved" every layer has to claim one.
         checks: names from CHECKS.
-        options: keyword settings for the method's verb; by default its defaults on the whole covering, and then each of
+        options: options of the method; by default its defaults on the whole covering, and then each of
             `method.options` on fewer layers.
         strength: every combination of this many settings of a layer that the method accepts is met in at least one
             layer; None takes all layers of the grid, some ten thousand.
