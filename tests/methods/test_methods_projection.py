@@ -232,7 +232,7 @@ def test_parseval_chooses_the_same_rows_again_from_the_same_state():
     project(layer)
     assert int(find_parametrization(layer).draws) != int(find_parametrization(other).draws)
     other.load_state_dict(layer.state_dict())
-    torch.manual_seed(7)  # the choice is nobody else's random numbers
+    torch.manual_seed(7)  # the choice does not use the global random numbers
     project(layer)
     torch.manual_seed(8)
     project(other)
