@@ -13,9 +13,9 @@ from test_certify_errors import check, states_of
 from torch import nn
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
-from onelip.certify.environment import check_backends
-from onelip.certify.proof import first_difference
+from onelip.certification.certificate import WeightFile, write_certificate
+from onelip.certification.environment import check_backends
+from onelip.certification.proof import first_difference
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.export import save_plain

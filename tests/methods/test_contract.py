@@ -1,4 +1,4 @@
-"""The contract over every registered method, with its defaults and each of its options; and that it finds wrong methods."""
+"""The contract over all registered methods, with their defaults and options; and that it finds wrong methods."""
 
 import itertools
 import os

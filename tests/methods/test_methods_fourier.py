@@ -1,4 +1,4 @@
-"""Cayley, LOT, BRO, ECO: orthogonal at every frequency, against brute force; and known mistakes of other implementations."""
+"""Cayley, LOT, BRO, ECO: orthogonal at every frequency, against brute force; known mistakes of other libraries."""
 
 import copy
 import math

@@ -5,6 +5,8 @@ from torch.nn import functional as F
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph.kinds import Join
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import axis_length
 
 
@@ -84,3 +86,8 @@ class PadChannels(_Channels):
         # F.pad counts axes from the last one, two numbers each.
         later_axes = x.dim() - 1 - self.dim % x.dim()
         return F.pad(x, (0, 0) * later_axes + (0, n - length))
+
+
+@lowers(FirstChannels, PadChannels)
+def _lower(low: Lowering) -> int:
+    return low.emit(Join, low.source) if low.sample_axis == 0 else low.refuse()

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph import kinds
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import along_axis, check_channels
 
 
@@ -84,3 +86,9 @@ def _buffer(values: Sequence[float] | Tensor, device: torch.device | str | None,
     if dtype is None and not tensor.is_floating_point():
         dtype = torch.get_default_dtype()
     return tensor.to(device=device, dtype=dtype)
+
+
+@lowers(Normalize)
+def _lower(low: Lowering) -> int:
+    mean, std = (low.tensor(getattr(low.module, role), role) for role in ("mean", "std"))
+    return low.emit(kinds.Normalize, low.source, mean=mean, std=std)

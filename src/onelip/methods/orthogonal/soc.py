@@ -26,8 +26,8 @@ from onelip.core.rounding import multiply_up
 from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.lowerings.linear import affine
-from onelip.graph.lowerings.movement import space_to_depth
+from onelip.graph.ops.linear import affine
+from onelip.graph.ops.movement import space_to_depth
 from onelip.methods.method import Method, PaperRow
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound

@@ -16,7 +16,7 @@ from onelip.core.parametrization import check_lipschitz, find_parametrization, w
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.lowerings.linear import affine
+from onelip.graph.ops.linear import affine
 from onelip.methods.fourier.plain import plain_dense
 from onelip.methods.norms.power_iteration import KnownBound
 
