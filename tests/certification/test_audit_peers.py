@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip.bounds import CannotTrace
+from onelip.core.errors import CannotTrace
 
 IMAGE, VECTOR = (4, 8, 8), (12,)
 
