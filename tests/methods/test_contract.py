@@ -33,8 +33,9 @@ COVERED_BY = {
     "liresnet": "lmt",
     "ocnn": "lmt",
     "gradient-penalty": "lmt",
+    "bcop": "aoc",
     "bro": "lot",
-    "cpl": "sll",
+    "sandwich": "cayley",
     "soc-cr": "soc",
 }
 
@@ -60,10 +61,7 @@ WITH_ROUNDING = {
 
 # Traits that the layers of a method never have.
 STRIDES = {"strided", "kernel no multiple of stride", "stride and dilation", "common factor"}
-REFUSED = {
-    "sll": {*STRIDES, "more inputs", "more outputs"},
-    "sandwich": {*STRIDES, "grouped", "zero padding"},
-}
+REFUSED = {name: {*STRIDES, "more inputs", "more outputs"} for name in ("sll", "cpl")}
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)

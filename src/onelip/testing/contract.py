@@ -506,11 +506,11 @@ def _run(name: str, method: Method, cases: list[_Accepted], options: dict[str, A
 
 
 def _fewer(cases: list[_Accepted], *, all_traits: bool) -> Iterator[LayerCase]:
-    """Of each kind and form one layer, or two and those that have a trait that the others do not have."""
+    """One layer of each kind and form; or two, and for each parametrization those with a trait that no other has."""
     met: set[object] = set()
     count: Counter[object] = Counter()
     for case, form in cases:
-        traits = {(case.kind, form, trait) for trait in case.traits()}
+        traits = {(case.is_transposed, form[-1], trait) for trait in case.traits()}
         if count[case.kind, form] < 1 + all_traits or (all_traits and traits - met):
             met |= traits
             count[case.kind, form] += 1
