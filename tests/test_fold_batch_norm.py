@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from _certificate_files import sealed
+from _certified_programs import check
 from _exact_network import exact, run_exactly
-from test_certify_errors import check
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 

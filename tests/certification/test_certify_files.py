@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from _certified_programs import Everything
 from _runs import SMALL
 from safetensors.torch import save_file
-from test_certify_errors import Everything
 from torch import nn
 
 import onelip
