@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from _certificate_files import sealed
-from test_certify_errors import check, states_of
+from _certified_programs import check, states_of
 from torch import nn
 
 import onelip
