@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.parametrization import claim_of, find_parametrization, original_of
+from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
 from onelip.methods.orthogonal import aoc, bcop
 from onelip.methods.orthogonal.block_kernels import grown
 from onelip.methods.orthogonal.steps import bjorck_steps
@@ -66,13 +66,13 @@ def test_every_singular_value_is_one(apply, layer, size, promised):
     layer = randomised(apply(layer, steps=60, input_size=promised))
     found = values(layer, *size)
     torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=1e-12)
-    assert found.max() <= claim_of(layer).constant + 1e-14  # of the singular values' own rounding
+    assert found.max() <= bound_by_construction(layer).constant + 1e-14  # of the singular values' own rounding
 
 
 def test_same_zero_padding_is_not_isometric_but_sound():
     layer = randomised(bcop.bcop(nn.Conv2d(4, 4, 3, padding=1, **DOUBLE), steps=60))
     found = values(layer, 6, 6)
-    assert found.max() <= claim_of(layer).constant
+    assert found.max() <= bound_by_construction(layer).constant
     assert found.min() < 0.5
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
-from onelip.core.parametrization import claim_of, find_parametrization, original_of
+from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
 from onelip.methods.norms import last_layer
 from onelip.methods.orthogonal import aoc, bcop, bjorck, cholesky, oni, soc
 
@@ -28,8 +28,8 @@ def _seed():
 @pytest.mark.parametrize("apply", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
 def test_stored_weights_never_exceed_the_stated_constant(apply, dtype, lipschitz):
     layer = apply(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
-    assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= claim_of(layer).constant
-    assert claim_of(layer).constant <= lipschitz * (1 + 8 * torch.finfo(dtype).eps) * (1 + 1e-6) + 1e-4 * (
+    assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= bound_by_construction(layer).constant
+    assert bound_by_construction(layer).constant <= lipschitz * (1 + 8 * torch.finfo(dtype).eps) * (1 + 1e-6) + 1e-4 * (
         dtype == torch.float16
     )
 
@@ -72,7 +72,7 @@ def test_transposed_kernels_that_are_no_multiple_of_the_stride(apply, layer, siz
         with torch.no_grad():
             P = original_of(layer)
             P.copy_(fill(P.clone()))
-        assert values(layer, *size).max() <= claim_of(layer).constant
+        assert values(layer, *size).max() <= bound_by_construction(layer).constant
 
 
 @pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
@@ -81,7 +81,7 @@ def test_windows_that_do_not_overlap_are_orthogonal(apply):
     layer = apply(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
     found = values(randomised(layer), 4, 4)
     room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(apply, 1e-12)
-    assert found.max() <= claim_of(layer).constant
+    assert found.max() <= bound_by_construction(layer).constant
     assert found.min() > 1 - room
 
 
@@ -131,7 +131,7 @@ def test_rows_of_length_one():
     W = last_layer.lln(layer).weight
     assert not W[1].any()
     torch.testing.assert_close(W.norm(dim=1)[[0, 2, 3, 4]], torch.ones(4))
-    constant = claim_of(layer).constant
+    constant = bound_by_construction(layer).constant
     assert math.sqrt(5) <= constant <= math.sqrt(5) * (1 + 1e-6)
 
 
@@ -139,7 +139,7 @@ def test_unit_rows_are_not_1_lipschitz():
     layer = nn.Linear(4, 9, **DOUBLE)
     nn.init.ones_(layer.weight)
     norm = torch.linalg.matrix_norm(last_layer.lln(layer).weight, 2)
-    assert 3 - 1e-12 <= norm <= claim_of(layer).constant
+    assert 3 - 1e-12 <= norm <= bound_by_construction(layer).constant
 
 
 def test_pair_distances_are_rounded_up():
