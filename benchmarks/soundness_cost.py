@@ -5,6 +5,7 @@ python benchmarks/soundness_cost.py /tmp/before
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -115,7 +116,8 @@ def work() -> None:
     for line in sys.stdin:
         name, task = json.loads(line)
         if name not in made:
-            made[name] = tasks(name, Path(tempfile.mkdtemp(prefix="cost-")))
+            with contextlib.redirect_stdout(sys.stderr):
+                made[name] = tasks(name, Path(tempfile.mkdtemp(prefix="cost-")))
         start = time.process_time()
         made[name][task]()
         print(json.dumps(time.process_time() - start), flush=True)
