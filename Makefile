@@ -26,6 +26,8 @@ lint: $(READY)       ## ruff (lint, format), pyright and the layers of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/private_imports.py
 
 format: $(READY)     ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

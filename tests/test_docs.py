@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onelip.methods.registry import markdown_table
+from onelip.methods.describe import markdown_tables
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -52,7 +52,7 @@ def test_results_say_how_they_were_made():
 
 
 def test_table_of_methods_is_generated():
-    assert markdown_table() in (ROOT / "docs" / "methods.md").read_text()
+    assert markdown_tables() in (ROOT / "docs" / "methods.md").read_text()
 
 
 def test_links_between_documents():

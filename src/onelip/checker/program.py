@@ -165,7 +165,7 @@ def rule_of_series(node: TrackedDict, layer: Layer, size: Fraction, norms: tuple
     require(sigma <= 8 and abs(factor) < LIMIT, "expected sigma <= 8, and a factor below 2^500")
     centred = all(o == n and s == 1 and 2 * at == d * (k - 1) for o, n, k, s, d, at, _ in layer.axes)
     require(centred and not layer.transposed, "expected a centred kernel, stride 1, and outputs of the size of inputs")
-    opposite = np.flip(kernel.swapaxes(1, 2), [*range(3, kernel.ndim)]) if channels == kernel.shape[2] else np.nan
+    opposite = np.flip(kernel.swapaxes(1, 2), tuple(range(3, kernel.ndim))) if channels == kernel.shape[2] else np.nan
     require((kernel == -opposite).all(), "weight: expected a skew kernel")
     length, off, entries = size, Fraction(0), groups * channels * math.prod(pixels)
     for j in range(terms, 0, -1):
