@@ -8,7 +8,7 @@ import pytest
 
 from onelip.methods.registry import markdown_table
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
