@@ -14,7 +14,7 @@ from typing import Any
 
 from _harness import RESULTS
 
-from onelip.compare.table import rounded_up
+from onelip.compare.page import rounded_up
 from onelip.methods.registry import METHODS
 
 DOCUMENT = RESULTS.parent / "docs" / "methods.md"

@@ -20,8 +20,7 @@ import torch
 from _harness import RESULTS, interleaved, publish
 from torch import Tensor, nn
 
-from onelip.compare.memory import peak_mebibytes
-from onelip.compare.stepping import training_step
+from onelip.compare.measures import peak_mebibytes, training_step
 from onelip.methods.registry import METHODS
 from onelip.nn import MaxMin
 from onelip.training import build_model, preset

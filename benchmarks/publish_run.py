@@ -10,7 +10,7 @@ from pathlib import Path
 from _harness import RESULTS
 
 from onelip.core.files import read_json, write_json
-from onelip.report.curves import draw_curves
+from onelip.report import draw_curves
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 

@@ -87,7 +87,7 @@ WRONG_COMMANDS = [
     ("attack RUN --out nothing/flips.npz", "a directory that is there"),
     ("train --out RUN", "already contains a run"),
     ("train --out FILE", "is a file; choose another --out"),
-    ("compare --methods aol --budget 1ep --out FILE", "expected a directory, got a file"),
+    ("compare --methods aol --budget 1ep --out FILE", "is a file; choose another --out"),
     ("export RUN --format onnx --out RUN/model.onnx/", "expected a file name, got a directory"),
     ("export RUN --out RUN/plain.safetensors", "--force"),
     # Flags that contradict each other.

@@ -62,9 +62,9 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.console import Console
 
+    from onelip.compare.page import comparison_tables, failures
     from onelip.compare.plan import Plan
     from onelip.compare.run import compare
-    from onelip.compare.table import comparison_tables, failures
     from onelip.training.display import Display
 
     plan = Plan.make(command.methods, budget=command.budget, recipe=recipe)
