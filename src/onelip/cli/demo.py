@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onelip.cli._parse import parse
+from onelip.cli._parse import OptionalPath, parse
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train on handwritten digits, certify the test images, check the certificate, attack it: about a minute."""
+    """Train on handwritten digits, certify the test images, check the certificate and attack it, in about a minute."""
 
-    out: Path | None = None
-    """Directory of the run; by default runs/demo-1 or the next free number."""
+    out: OptionalPath = None
+    """Directory of the run. Default: runs/demo-1, or the next free number."""
     epochs: int = 35
-    """Number of epochs; fewer are faster and certify less."""
+    """Number of epochs."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,8 +8,9 @@ from decimal import ROUND_CEILING, Context, Decimal
 from importlib.resources import files
 from typing import Any
 
-from rich import box
 from rich.table import Table
+
+from onelip.training.display import simple_table
 
 Row = dict[str, Any]
 
@@ -97,7 +98,7 @@ def comparison_tables(record: dict[str, Any]) -> list[Table]:
 
 
 def _table(title: str, rows: list[Row], shown: list[Column]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table = simple_table(title)
     table.add_column("method", no_wrap=True)
     for column in shown:
         table.add_column(column.title, justify="right", min_width=max(map(len, column.title.split())))
