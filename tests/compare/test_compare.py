@@ -349,13 +349,13 @@ def test_the_command(archive, tmp_path, capsys, quick):
     assert printed["split"] == "validation"
     assert set(printed["rows"][0]["results"]) == {"validation", "test"}
     assert printed["command"].startswith("onelip compare --data ")
-    assert "1 of 2 methods worked" in captured.err
+    assert "1 of 2 methods finished" in captured.err
     assert "[1/2] aol: 1 epochs" in captured.err
     more = flags(archive, out, "--methods", FAILS, "--budget", "1ep", "--validation", "0.2")
     assert command(more) == 1  # none of those asked for
     captured = capsys.readouterr()
     assert f"{FAILS} failed: the method 'lln' supports Linear, not Conv2d" in captured.out
-    assert "0 of 1 methods worked" in captured.err
+    assert "0 of 1 methods finished" in captured.err
 
 
 def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):
