@@ -1,11 +1,15 @@
-"""Write tables of README.md and docs/results.md from results/*.json, between `<!-- name -->` and `<!-- end -->`."""
+"""Write the tables of the documents from results/*.json, between `<!-- name -->` and `<!-- end -->`."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from _harness import RESULTS
+
+from onelip.compare.page import rounded_up
+from onelip.methods.registry import METHODS
 
 # Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.
 PAPER = (0.698, {"36/255": 0.620, "72/255": 0.544, "108/255": 0.471, "1": 0.218})
@@ -93,7 +97,61 @@ def cost() -> str:
     return table(("time of", "ratio"), [(what, f"{ratio:.2f}") for what, ratio in rows])
 
 
-PAGES = {RESULTS.parent / "README.md": (results, speed), RESULTS.parent / "docs" / "results.md": (cost,)}
+def layers() -> str:
+    """Training of single layers relative to public implementations."""
+    rows = [
+        (f"`{row['method']}`", row["layer"], row["theirs"], shown(row["theirs / ours"], "{:.2f}"))
+        for row in read("public_layers")["rows"]
+    ]
+    return table(("method", "layer", "theirs", "theirs / ours"), rows)
+
+
+def steps() -> str:
+    """Training steps of AOL-Small; methods that do not support it are left out."""
+    rows = [
+        (f"`{row['method']}`", *(shown(row[key], "{:.3g}") for key in ("to limit", "to usual plain", "memory")))
+        for row in read("methods_batch32")["rows"]
+        if not row["failed"]
+    ]
+    return table(("method", "to the limit", "to usual plain", "memory"), rows)
+
+
+def measured() -> str:
+    """All methods on the digits."""
+    apart = {row["method"]: row["train - eval"] for row in read("train_eval")["rows"]}
+    trained = {row["method"]: row for row in read("compare_digits")["rows"]}
+    rows = []
+    for name in METHODS:
+        row = trained.get(name, {"status": "missing"})
+        if row["status"] != "done":
+            continue
+        values, test, proved = row["singular_values"], row["results"]["test"], row["constant"]["proved"]
+        difference = apart.get(name)
+        cells = [
+            shown(row["step"].get("ratio"), "{:.1f}"),
+            shown(row["memory"].get("ratio"), "{:.1f}"),
+            "equal" if difference == 0 else shown(difference, "{:.0e}"),
+            shown(values.get("largest"), "{:.4f}"),
+            shown(values.get("mean"), "{:.3f}"),
+            "-" if proved is None else rounded_up(proved),
+            shown(test["accuracy"], "{:.1%}"),
+            shown(test["cra"]["36/255"], "{:.1%}"),
+        ]
+        rows.append((f"`{name}`", *cells))
+    heads = ("method", "step", "memory", "train - eval", "largest s", "mean s", "proved L", "accuracy", "CRA 36/255")
+    return table(heads, rows)
+
+
+def shown(number: float | None, form: str) -> str:
+    """A number as text; - for none."""
+    return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
+
+
+PAGES = {
+    RESULTS.parent / "README.md": (results, speed),
+    RESULTS.parent / "docs" / "results.md": (cost,),
+    RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
+}
 
 
 def updated(text: str, makers: Sequence[Callable[[], str]]) -> str:
