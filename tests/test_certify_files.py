@@ -254,10 +254,7 @@ def test_exact_proofs_without_flint(run, tmp_path, capsys, monkeypatch):
     for flags in (["--out", str(tmp_path / "c.json")], ["--exact"]):
         assert main(["certify", str(run), "--limit", "2", *flags]) == 1
         said = capsys.readouterr().err
-        assert (
-            said
-            == "onelip certify: --out and --exact need python-flint: pip install 'onelip[exact]'\n"
-        )
+        assert said == "onelip certify: --out and --exact need python-flint: pip install 'onelip[exact]'\n"
 
 
 def test_the_command_that_is_told_checks_the_certificate(run, tmp_path, capsys):

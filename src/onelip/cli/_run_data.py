@@ -1,4 +1,4 @@
-"""Load the images to evaluate a run on."""
+"""Directories and data of runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +8,12 @@ from onelip.core.errors import RunError
 if TYPE_CHECKING:
     from onelip.data import ImageData
     from onelip.training.run_directory import RunConfig
+
+
+def new_run_directory(name: str) -> Path:
+    """The first of runs/NAME-1, runs/NAME-2, ... that contains no run."""
+    number = next(n for n in range(1, 10**6) if not Path("runs", f"{name}-{n}", "config.json").exists())
+    return Path("runs", f"{name}-{number}")
 
 
 def load_run_data(

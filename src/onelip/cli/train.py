@@ -14,6 +14,7 @@ import tyro
 
 from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, parse, unset
+from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
 from onelip.training.recipe import Recipe, preset, preset_for, with_method
 from onelip.training.run_directory import RunDirectory, read_config
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.trainer import train
 
     is_first = os.environ.get("RANK", "0") == "0"
-    out = command.resume or command.out or _new_directory(command.recipe)
+    out = command.resume or command.out or new_run_directory(f"{Path(command.recipe.data).stem}-{command.recipe.model}")
     console = make_console(stderr=command.json)
     display = Display(console)
     try:
@@ -129,9 +130,3 @@ def _check_resume(command: Train) -> None:
     command.recipe.check_resumes(kept)
     if command.recipe.data != kept.data and not Path(command.recipe.data).expanduser().exists():
         raise RecipeError(f"--data {command.recipe.data}: there is no such file or directory")
-
-
-def _new_directory(recipe: Recipe) -> Path:
-    stem = f"{Path(recipe.data).stem}-{recipe.model}"
-    number = next(n for n in range(1, 10**6) if not Path("runs", f"{stem}-{n}", "config.json").exists())
-    return Path("runs", f"{stem}-{number}")
