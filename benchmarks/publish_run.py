@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("name", help="name of the files in results/")
-    parser.add_argument("--what", required=True, help="one line that says what the run is, and what it is not")
+    parser.add_argument("--what", required=True, help="one line that describes the run")
     args = parser.parse_args()
     run = RunDirectory(args.run)
     config, log, sessions = read_config(run), read_log(run), read_json(run.environment)
