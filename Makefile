@@ -26,6 +26,8 @@ lint: $(READY)       ## run ruff (lint, format) and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/private_imports.py
 
 format: $(READY)     ## fix lint and format with ruff
 	$(BIN)/ruff check --fix .

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.bounds.audit import audit
+from onelip.certification.audit import audit
 from onelip.compare.spectrum import spectrum_of_network
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, Stopped
@@ -301,7 +301,7 @@ def _status_mebibytes(field: str) -> float:
 def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
     """The bound that the audit proves for the stored weights; None, with the unproved operations, if there is none."""
     found = audit(plain, to_float(data.test_images[:2]), lower=False, effort="high")
-    why = None if found.upper is not None else "; ".join(found.not_vouched)
+    why = None if found.upper is not None else "; ".join(found.unproved)
     return {"proved": found.upper, "why": why}
 
 

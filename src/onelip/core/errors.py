@@ -33,6 +33,10 @@ class OutOfRange(ProofError, OverflowError):
     """A number of a proof that float64 cannot represent."""
 
 
+class CannotTrace(ValueError):
+    """A model that has no graph of fixed operations from one tensor to one tensor."""
+
+
 class ChangingModel(ValueError):
     """A model whose state changes when it runs, or that holds something that cannot be compared."""
 

@@ -6,25 +6,19 @@ states is true only as long as the layer keeps it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.bound import Bound
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.guards import InputSizeGuard, guard_input_size
 from onelip.core.plain_weights import accept_plain_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)
-
-
-class Claim(NamedTuple):
-    """A constant that is proved, or None, and in a few words why."""
-
-    constant: float | None
-    why: str
 
 
 class LipschitzParametrization(nn.Module):
@@ -60,7 +54,7 @@ class LipschitzParametrization(nn.Module):
         return W
 
     def constant_in(self, dtype: torch.dtype) -> float | None:
-        """The constant proved for the layer in eval mode with its weight stored in this type; None: nobody vouches."""
+        """The constant proved for the layer in eval mode, with its weight stored in this type; None if none is."""
         return None
 
     def estimated_constant(self, P: Tensor) -> Tensor:
@@ -173,22 +167,22 @@ def parametrization_list(module: nn.Module, name: str = "weight") -> parametrize
     return found
 
 
-def claim_of(module: nn.Module) -> Claim | None:
+def bound_by_construction(module: nn.Module) -> Bound | None:
     """What the parametrization of a linear layer proves of it (eval mode); None if there is none of onelip's.
 
     Examples:
         >>> import onelip
-        >>> claim_of(onelip.aol(nn.Linear(3, 3)))
-        Claim(constant=1.0, why='AOL on the inputs')
+        >>> bound_by_construction(onelip.aol(nn.Linear(3, 3)))
+        Bound(constant=1.0, why='AOL on the inputs')
     """
     found = find_parametrization(module)
     if found is None:
         return None
     if (reason := found.outgrown(module)) is not None:
-        return Claim(None, reason)
+        return Bound(None, reason)
     dtype = original_of(module).dtype
     constant = found.constant_in(dtype)
     if constant is None:
-        return Claim(None, f"{found.describe()}: not bounded by construction")
+        return Bound(None, f"{found.describe()}: not bounded by construction")
     rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
-    return Claim(constant, found.describe() + rounded)
+    return Bound(constant, found.describe() + rounded)
