@@ -29,6 +29,7 @@ def blocks(text):
         "docs/certificates-explained.md",
         "docs/adding-a-method.md",
         "docs/adding-a-model.md",
+        "docs/adding-an-operation.md",
     ],
 )
 def test_python_examples_run(document):
