@@ -18,6 +18,7 @@ from rich.console import Console
 
 from onelip.cli.compare import run as command
 from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module
+from onelip.compare.page import columns
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
@@ -160,6 +161,7 @@ def test_table_and_page_have_a_row_for_each(finished):
         assert word in text
     page = (out / "index.html").read_text()
     assert page == render_page(record)
+    assert [column.text(record["rows"][0]) for column in columns(record) if column.title == "CRA by"] == ["-"]
     assert page.count("<tr>") == 4
     assert page.count("<svg") == 2
     for word in (
@@ -350,7 +352,7 @@ def test_the_command(archive, tmp_path, capsys, quick):
     assert set(printed["rows"][0]["results"]) == {"validation", "test"}
     assert printed["command"].startswith("onelip compare --data ")
     assert "1 of 2 methods finished" in captured.err
-    assert "[1/2] aol: 1 epochs" in captured.err
+    assert "[1/2] aol: 1 epoch\n" in captured.err
     more = flags(archive, out, "--methods", FAILS, "--budget", "1ep", "--validation", "0.2")
     assert command(more) == 1  # none of those asked for
     captured = capsys.readouterr()

@@ -58,7 +58,7 @@ def columns(record: dict[str, Any]) -> list[Column]:
             "CRA by",
             "basis of the CRA, in real arithmetic: the constant that the method proves (method), bounds of the stored "
             "weights (weights), or such bounds for each pair of classes (pairs), which give larger radii",
-            lambda row: _basis(row["results"][split].get("mode", "")),
+            lambda row: _basis(row["results"][split]),
             lambda number: _BASES[int(number)],
         ),
         Column("step", "time of a training step; baseline = 1", _ratio("step"), _times),
@@ -126,8 +126,11 @@ def rounded_up(value: float) -> str:
     return f"{rounded:f}" if 1e-4 <= value < 1e6 or value == 0 else f"{rounded:e}"
 
 
-def _basis(mode: str) -> int | None:
-    """Index in _BASES of the mode of an evaluation (`onelip.training.evaluation`)."""
+def _basis(results: dict[str, Any]) -> int | None:
+    """Index in _BASES of the mode of an evaluation (`onelip.training.evaluation`); None without a CRA."""
+    if all(share is None for share in results["cra"].values()):
+        return None
+    mode = results.get("mode", "")
     return 2 if "pair" in mode else 1 if "stored weights" in mode else 0 if "construction" in mode else None
 
 

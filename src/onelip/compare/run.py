@@ -147,15 +147,19 @@ def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, 
         kept = read_config(run).recipe
         wanted = plan.recipe_for(method, kept.epochs if epochs is None else epochs)
         wanted.check_resumes(kept)
-        display.print(f"{title}: {kept.epochs} epochs, resumed")
+        display.print(f"{title}: resuming, {_epochs(kept.epochs)}")
         return wanted
     wanted = plan.recipe_for(method, epochs or 1)
     if epochs is None:
         assert plan.budget.seconds is not None
         display.print(f"{title}: measuring how many epochs fit into {plan.budget.text}")
         wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
-    display.print(f"{title}: {wanted.epochs} epochs")
+    display.print(f"{title}: {_epochs(wanted.epochs)}")
     return wanted
+
+
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number} epochs"
 
 
 def _results(
