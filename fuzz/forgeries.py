@@ -25,9 +25,9 @@ from fuzz import library, programs, radii, reference
 from fuzz.case import Case, Outcome, Random, crash
 
 BLOCK = 48  # forgeries of each certificate
-PROVED = ("lipschitz", "norm", "error", "sigma", "absolute", "bias_norm", "constant", "mean_norm")
+PROVED = ("lipschitz", "norm", "error", "sigma", "absolute", "bias_norm", "constant", "mean_norm", "gain")
 SETTINGS = ("stride", "dilation", "offset", "circular", "groups", "transposed", "shape", "take", "axis", "group_size")
-SETTINGS += ("factor", "bias", "weight", "mean", "std")
+SETTINGS += ("factor", "bias", "weight", "mean", "std", "terms")
 OPERATIONS = (
     "relu",
     "abs",
@@ -40,6 +40,7 @@ OPERATIONS = (
     "normalize",
     "affine",
     "potential",
+    "exponential",
     "input",
     "x",
 )

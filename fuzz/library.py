@@ -75,6 +75,7 @@ class methods:
 
     sll = staticmethod(METHODS["sll"].apply)
     cpl = staticmethod(METHODS["cpl"].apply)
+    soc = staticmethod(METHODS["soc"].apply)
 
 
 bake = onelip.bake

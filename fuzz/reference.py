@@ -76,7 +76,7 @@ class Program:
         self.matrices = {
             i: matrix(node, self.nodes[node["inputs"][0]]["shape"], tensors, exact)
             for i, node in enumerate(self.nodes)
-            if node["op"] in ("affine", "potential")
+            if node["op"] in ("affine", "potential", "exponential")
         }
 
     def run(self, x: np.ndarray) -> np.ndarray:
@@ -90,6 +90,8 @@ class Program:
 
     def _value(self, i: int, node: dict[str, Any], xs: list[np.ndarray]) -> np.ndarray:
         op, x, shape = node["op"], xs[0], node["shape"]
+        if op == "exponential":
+            return self._series(node, self.matrices[i], x)
         if op in ("affine", "potential"):
             W = self.matrices[i]
             y = x.dot(W.T) + self._number(bias(node, len(W), self.tensors))
@@ -121,6 +123,20 @@ class Program:
             return xs[0] + xs[1]
         return np.abs(x) if op == "abs" else np.maximum(x, 0 * x)
 
+    def _series(self, node: dict[str, Any], S: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """factor (x + S x + S S x / 2 + ...) + b; the first channels of each group are those of x, and are kept."""
+        groups, channels, kept = node["groups"], self.tensors[node["weight"]].shape[1], node["shape"][0]
+        wide = np.zeros((len(x), groups, channels, math.prod(node["shape"][1:])), x.dtype) + 0 * x[:, :1, None, None]
+        before = x.reshape(len(x), groups, -1, wide.shape[-1])
+        wide[:, :, : before.shape[2]] = before
+        term = total = wide.reshape(len(x), -1)
+        for j in range(1, node["terms"] + 1):
+            term = term.dot(S.T) / j
+            total = total + term
+        first = total.reshape(wide.shape)[:, :, : kept // groups].reshape(len(x), -1)
+        shift = bias(node, first.shape[1], self.tensors)
+        return first * self._number(float.fromhex(node["factor"])) + self._number(shift)
+
     def _number(self, value: Any) -> Any:
         if not self.exact:
             return value
@@ -130,11 +146,18 @@ class Program:
 def constants(program: Program, i: int) -> dict[str, Fraction]:
     """What is proved of a node by itself, from its weights: the true norm instead of a bound of it."""
     node, tensors = program.nodes[i], program.tensors
-    if node["op"] in ("affine", "potential"):
+    if node["op"] in ("affine", "potential", "exponential"):
         W = program.matrices[i]
-        b = bias(node, len(W), tensors)
+        b = bias(node, math.prod(node["shape"]) if node["op"] == "exponential" else len(W), tensors)
         values = oracle.norm_of(W)[0], oracle.norm_of(np.abs(W))[0], float(np.linalg.norm(b))
-        return dict(zip(("sigma", "absolute", "bias_norm"), map(Fraction, values), strict=True))
+        found = dict(zip(("sigma", "absolute", "bias_norm"), map(Fraction, values), strict=True))
+        if node["op"] == "exponential":
+            term = series = np.eye(len(W))
+            for j in range(1, node["terms"] + 1):
+                term = term @ W / j
+                series = series + term
+            found["gain"] = Fraction(oracle.norm_of(series)[0])
+        return found
     if node["op"] in ("max", "sum"):
         take = np.array(node["take"])
         m, K = int(np.unique(take[take >= 0], return_counts=True)[1].max()), len(take)
@@ -157,11 +180,20 @@ def numbers(
         rho = up(Fraction(4 * n), 2)
         return Fraction(1), rho, U * rho + ETA * n
     L, r, e = inputs[0]
-    if op in ("affine", "potential"):
+    if op in ("affine", "potential", "exponential"):
         sigma, A, B = own["sigma"], own["absolute"], own["bias_norm"]
         first, second, *kernel = tensors[node["weight"]].shape
         taps = math.prod(kernel)
         inner, back = second * taps, first // node["groups"] * taps
+        if op == "exponential":
+            f, s, wide = abs(Fraction(float.fromhex(node["factor"]))), r + e, first * math.prod(node["shape"][1:])
+            length, off = s, Fraction(0)
+            for j in range(node["terms"], 0, -1):
+                one = gamma(inner) * A * (length + off) + (inner + 2) * ETA * wide
+                step = gamma(1) * (s + (sigma * (length + off) + one) / j)
+                length, off = s + sigma * length / j, (sigma * off + one) / j + step + 2 * ETA * wide
+            fG = f * own["gain"]
+            return fG * L, fG * r + B, fG * e + f * off + gamma(0) * (fG * s + f * off + B) + 2 * ETA * n
         if op == "affine":
             inner = back if node["transposed"] else inner
             return sigma * L, sigma * r + B, sigma * e + gamma(inner) * (A * (r + e) + B) + (inner + 2) * ETA * n
@@ -218,7 +250,7 @@ def radius(logits: list[Fraction], squares: list[list[Fraction]], error: Fractio
         return 0.0
     limit = min([margin**2 / square for margin, square in pairs if square] + [Fraction(n)])
     guess = float(up(limit, 2))
-    while Fraction(guess) ** 2 >= limit:
+    while guess > 0 and Fraction(guess) ** 2 >= limit:
         guess = math.nextafter(guess, 0.0)
     return guess
 
@@ -232,7 +264,7 @@ def settle(content: dict[str, Any], tensors: Tensors, images: np.ndarray, rerun:
     for i, node in enumerate(content["nodes"]):
         own = {
             key: Fraction(node[key])
-            for key in ("sigma", "absolute", "bias_norm", "constant", "mean_norm")
+            for key in ("sigma", "absolute", "bias_norm", "constant", "mean_norm", "gain")
             if key in node
         }
         shape = content["nodes"][node["inputs"][0]]["shape"] if node["inputs"] else []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from _certificate_files import safetensors, write
 from _certificates import ETA, Builder, U
-from _exact_layers import jacobian, text, up
+from _exact_layers import exact_sum, jacobian, text, up, up_root
 
 from onelip.checker import Rejected, check
 from onelip.cli._verdict import checked, verdict_text
@@ -96,6 +96,85 @@ def potential(net, weight, bias=None, **given):
     names = {key: node[key] for key in ("weight", "bias", "sigma", "absolute", "bias_norm", "bound")}
     run = lambda x: x - 2 * (J.T @ np.maximum(J @ x.ravel() + spread, 0)).reshape(shape)  # noqa: E731
     return net._add("potential", node["inputs"], shape, numbers, run, **names, **settings)
+
+
+def skew(*shape, seed=0):
+    """An integer kernel / 64 with its own negative when channels are exchanged and taps are reversed."""
+    half = dyadic(*shape, seed=seed)
+    groups = half.reshape(-1, shape[1], shape[1], *shape[2:])
+    return (groups - np.flip(groups.swapaxes(1, 2), [*range(3, groups.ndim)])).reshape(shape)
+
+
+def series(net, weight, bias=None, *, kept, terms=5, factor=1.0, groups=1, **given):
+    """factor (x + S x + S S x / 2 + ...) + b in the first channels: S as a map, whose numbers it keeps."""
+    (shape, L, norm, error), at = net.states[-1], len(net.nodes) - 1
+    channels, sizes = len(weight), shape[1:]
+    net.states[at] = ((channels, *sizes), L, norm, error)  # what S reads: with zero channels in each group
+    net.map(weight, groups=groups, **given)
+    node, _, _ = net.nodes.pop(), net.states.pop(), net.runs.pop()
+    net.states[at] = (shape, L, norm, error)
+    axes = np.ndim(weight) - 2
+    plain = {"stride": [1] * axes, "padding": [[0, 0]] * axes, "dilation": [1] * axes, "groups": groups} | given
+    plain = {key: v for key, v in plain.items() if key not in ("kind", "side", "steps", "claim", "q")}
+    J, _ = jacobian(np.asarray(weight, float), (channels, *sizes), **plain)
+    spread = 0.0 if bias is None else np.repeat(bias, math.prod(sizes)).reshape(kept, *sizes)
+    sigma, A = (Fraction(node[key]) for key in ("sigma", "absolute"))
+    B = Fraction(0) if bias is None else up_root(exact_sum(bias, 2) * math.prod(sizes))
+    inner = np.shape(weight)[1] * math.prod(np.shape(weight)[2:])
+    entries, out = channels * math.prod(sizes), (kept, *sizes)
+    gammas = {n: n * U / (1 - n * U) for n in (2, 3, inner + 2)}
+    term = lambda name, value: net.term(f"exponential: {name}", value)  # noqa: E731
+    size, off = norm + term("error in the size", error), Fraction(0)
+    length = size
+    for j in range(terms, 0, -1):
+        one = term("products", gammas[inner + 2] * A * (length + term("error in the products", off)))
+        one += term("underflow of products", (inner + 2) * ETA * entries)
+        reach = term("x", size) + (term("S v", sigma * (length + term("error in the sum", off))) + term("sum", one)) / j
+        carried = term("error carried by S", sigma * off)
+        off = (carried + term("rounding of S", one)) / j + term("rounding of the sum", gammas[3] * reach)
+        off += term("underflow of the sum", 2 * ETA * entries)
+        length = size + term("length", sigma * length / j)
+    a = np.sqrt(np.linspace(0, float(sigma) ** 2, 4001))
+    G = up_root(gain_squared(terms, sigma))
+    assert (np.abs(sum((1j * a) ** j / math.factorial(j) for j in range(terms + 1))) <= float(G) * (1 + 1e-14)).all()
+    G = Fraction(1) if net.without("exponential: gain") else G
+    f = abs(Fraction(factor))
+    last = term("value", f * G * size) + term("error of the value", f * off) + term("bias", B)
+    rounding = term("rounding of the series", f * off) + term("rounding at the end", gammas[2] * last)
+    rounding += term("underflow at the end", 2 * ETA * math.prod(out))
+    numbers = up(f * G * L), up(f * G * norm + term("bias in norm", B)), up(term("error", f * G * error) + rounding)
+    same = ("stride", "dilation", "offset", "circular", "groups", "transposed", "weight", "sigma", "absolute", "bound")
+    settings = {key: node[key] for key in same} | {"terms": terms, "factor": text(factor), "gain": str(G)}
+    settings |= {"bias": None if bias is None else net._tensor(bias), "bias_norm": str(B)}
+
+    def run(x):
+        wide = np.zeros((groups, channels // groups, *sizes))
+        wide[:, : shape[0] // groups] = x.reshape(groups, -1, *sizes)
+        term = total = wide.ravel()
+        for j in range(1, terms + 1):
+            term = J @ term / j
+            total = total + term
+        return total.reshape(wide.shape)[:, : kept // groups].reshape(out) * factor + spread
+
+    return net._add("exponential", [at], out, numbers, run, **settings)
+
+
+def gain_squared(terms, sigma):
+    """1 + the largest x^m q(x) over steps of 1/256 in x up to sigma^2, where |p(i a)|^2 = 1 + x^m q(x), x = a^2."""
+    even = [Fraction((-1) ** j, math.factorial(2 * j)) for j in range(terms // 2 + 1)]  # real part, in powers of x
+    odd = [Fraction((-1) ** j, math.factorial(2 * j + 1)) for j in range((terms + 1) // 2)]  # imaginary part / a
+    square = [Fraction(0)] * (terms + 1)
+    for part, shift in ((even, 0), (odd, 1)):
+        for i, one in enumerate(part):
+            for j, other in enumerate(part):
+                square[i + j + shift] += one * other
+    m = next(j for j in range(1, terms + 1) if square[j])
+    most, i = Fraction(0), 0
+    while Fraction(i, 256) < sigma**2:
+        lo, hi = Fraction(i, 256), Fraction(i + 1, 256)
+        most = max(most, hi**m * sum(c * (hi if c > 0 else lo) ** j for j, c in enumerate(square[m:])))
+        i += 1
+    return 1 + most
 
 
 def everything(drop=()):

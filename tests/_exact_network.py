@@ -40,6 +40,18 @@ def _step(node, x, *others):
         case "potential":
             hidden = _conv(node, x, (len(node.weight.values), *x.shape[1:]), False, _bias(node))
             return x - 2 * _conv(node, np.maximum(hidden, Fraction(0)), node.shape, True, 0)
+        case "exponential":
+            groups, channels, pixels = record["groups"], len(node.weight.values), x.shape[1:]
+            wide = np.full((groups, channels // groups, *pixels), Fraction(0))
+            wide[:, : len(x) // groups] = x.reshape(groups, -1, *pixels)
+            term = total = wide.reshape(channels, *pixels)
+            for j in range(1, record["terms"] + 1):
+                term = _conv(node, term, term.shape, False, 0) / j
+                total = total + term
+            kept = total.reshape(wide.shape)[:, : node.shape[0] // groups].reshape(node.shape)
+            bias = _bias(node)
+            bias = bias if isinstance(bias, int) else bias.reshape(-1, *(1,) * len(pixels))
+            return kept * Fraction(float.fromhex(record["factor"])) + bias
         case "relu":
             return np.maximum(x, Fraction(0))
         case "abs":

@@ -7,7 +7,7 @@ import pytest
 from _runs import call, onelip
 
 from onelip.cli import methods as verb
-from onelip.methods.about import citation_of, options_of
+from onelip.methods.describe import options_of
 from onelip.methods.method import Guarantee, Mechanism
 from onelip.methods.registry import METHODS
 from onelip.models import describe_model, list_models
@@ -80,7 +80,7 @@ def test_everything_about_a_method(capsys, monkeypatch, name):
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     told = " ".join(out.split())
-    citation = citation_of(method)
+    citation = method.citation
     assert citation.endswith(".")
     assert citation.count('"') >= 2
     for text in (method.title, method.note, citation, *(o.text for o in options_of(method))):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from onelip.methods.registry import markdown_table
+from onelip.methods.describe import markdown_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +55,7 @@ def test_results_contain_their_command():
 
 
 def test_table_of_methods_is_generated():
-    assert markdown_table() in (ROOT / "docs" / "methods.md").read_text()
+    assert markdown_tables() in (ROOT / "docs" / "methods.md").read_text()
 
 
 def test_links_between_documents():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -28,8 +29,6 @@ def quick():
 
 @pytest.mark.parametrize("part", engine.PARTS)
 def test_fixed_draws_find_nothing_false(part, tmp_path):
-    if any("pending" in engine.load(path) for path in CORPUS if path.stem.startswith(part)):
-        pytest.skip("the corpus has cases of this part that are not fixed yet")
     run = engine.Run("make test", tmp_path)
     for number in range(DRAWS[part]):
         run.draw(part, number)
@@ -42,10 +41,7 @@ def test_fixed_draws_find_nothing_false(part, tmp_path):
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_what_failed_once(path):
-    content = engine.load(path)
-    if "pending" in content:
-        pytest.skip(f"not fixed yet: {content['pending']}")
-    outcome = engine.check(content["case"])
+    outcome = engine.check(engine.load(path)["case"])
     assert outcome.verdict != "invalid"
     assert outcome.failure is None, outcome.message
 
@@ -112,6 +108,11 @@ def test_settling_a_valid_certificate_changes_nothing():
         assert reference.problems(content, tensors, images) is None
 
 
+def test_a_forged_shape_without_entries_is_settled():
+    """The largest radius below 0 is none; the search for it ends."""
+    assert reference.radius([Fraction(1), Fraction(0)], [[Fraction(0)] * 2] * 2, Fraction(0), 0) == 0.0
+
+
 def test_exact_comparison_has_no_tolerance():
     third = np.array([[1.0, 1.0], [0.0, 0.0]])  # its norm is the root of 2
     below, above = 2**0.5, np.nextafter(2**0.5, 0.0)
@@ -169,8 +170,9 @@ def test_the_command_adds_runs_up(tmp_path, capsys):
 
 def test_a_slow_case_is_a_failure(monkeypatch):
     def forever(case):
-        while True:
-            pass
+        with contextlib.suppress(Exception):  # as the checker has it around every node
+            while True:
+                pass
 
     monkeypatch.setattr(engine, "SECONDS", 0.2)
     monkeypatch.setattr(engine.layers, "check", forever)

@@ -14,7 +14,7 @@ from torch import nn
 
 from onelip.core.errors import ProofError
 from onelip.core.geometry import padding_of
-from onelip.graph.kinds import Affine, Potential, Program
+from onelip.graph.kinds import Affine, Exponential, Potential, Program
 
 # All of them: patches to columns, then one matrix product (per group); "Empty" computes nothing.
 _PLAIN_BACKENDS = frozenset(
@@ -89,7 +89,8 @@ def _backend(select: Any, node: Affine, conv: nn.modules.conv._ConvNd, adjoint: 
     sizes = [n + 2 * (sum(pair) - p) for n, pair, p in zip(node.pixels, pairs, padding, strict=True)]
     # One number seen as many: only type and shape are asked for.
     x = torch.zeros((), dtype=torch.float64).expand(batch, channels[0], *sizes)
-    bias = None if adjoint or node.bias is None else node.bias.values
+    apart = adjoint or isinstance(node, Exponential)  # the bias is not added by the convolution
+    bias = None if apart or node.bias is None else node.bias.values
     stride, dilation, output_padding = map(list, (conv.stride, conv.dilation, conv.output_padding))
     transposed = conv.transposed or adjoint
     arguments = stride, padding, dilation, transposed, output_padding, conv.groups, [channels[1]]

@@ -21,7 +21,7 @@ from onelip.core.bake import bake, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
-from onelip.graph.kinds import Affine, Node, Potential, Program, State, propagate
+from onelip.graph.kinds import Affine, Exponential, Node, Potential, Program, State, propagate
 from onelip.graph.lowering import lower
 from onelip.graph.reference import Reference, check_model_itself
 
@@ -238,7 +238,10 @@ def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
     # What is above 1 here counts four times in a potential, 2 (1 + t)^2 - 1, and what is below counts nothing.
     enough = 0.0
     if isinstance(node, Potential):
-        enough, effort = 1 + 2.0**-16, "high" if effort == "normal" else effort
+        enough = 1 + 2.0**-16
+    # The gain of a series grows with a power of the norm.
+    if isinstance(node, Potential | Exponential) and effort == "normal":
+        effort = "high"
     try:
         fast = bound_weight(weight, geometry, effort=effort, exact=kind == "exact", enough=enough)
         if kind == "exact" and fast.witness.kind != "frequencies":  # which are proved in integers always

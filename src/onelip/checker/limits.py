@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .norms import odd_parts, witness
-from .program import Layer
+from .program import Layer, terms_of
 from .reading import TrackedDict, context, title
 
 
@@ -57,14 +57,16 @@ def cost_of_sigma(node: TrackedDict, layer: Layer, bits: float) -> tuple[float, 
 def cost_of(node: TrackedDict, shapes: list[list[int]], tensors: TrackedDict, bits: dict[str, float]) -> list[float]:
     """Seconds and bytes of the proof of a node, seconds for each batch and for each image, bytes for each image."""
     op, held = node["op"], math.prod(node["shape"]) + sum(map(math.prod, shapes))
-    if op in ("affine", "potential"):
-        layer, times = Layer(node, shapes[0], tensors), 2 if op == "potential" else 1
+    if op in ("affine", "potential", "exponential"):
+        layer, times = Layer(node, shapes[0], tensors), {"affine": 1, "potential": 2}.get(op) or terms_of(node)
         (groups, first, second, *kernel), near, far = layer.weight.shape, math.prod(layer.near), math.prod(layer.far)
         taps, channels, size = math.prod(kernel), groups * (first + second), layer.weight.size
         proof, memory = cost_of_sigma(node, layer, bits[node["weight"]])
         batch = times * taps * (3e-5 + 3e-9 * (far + 3 * near))
         image = times * near * (size * 1e-10 + taps * channels * 5e-9)
-        return [1e-3 + proof, memory, batch, image, 8 * (2 * held + (2 * times - 1) * (channels + 4) * near + far)]
+        copies = min(2 * times - 1, 5)
+        proof += 0.005 * times if op == "exponential" else 0
+        return [1e-3 + proof, memory, batch, image, 8 * (2 * held + copies * (channels + 4) * near + far)]
     listed = sum(map(len, node["take"])) if op in ("max", "sum") else 0
     held += 3 * shapes[0][0] * listed if listed else 0
     proof = 1e-3 + 5e-5 * len(shapes) + 5e-7 * (listed + (shapes[0][0] if op == "normalize" else 0))

@@ -33,7 +33,11 @@ class Layer:
         # Channels: near (groups, first), far (groups, second).
         self.weight = weight.reshape(groups, first // groups, second, *kernel)
         inputs, outputs = (first, groups * second) if self.transposed else (groups * second, first)
-        require(shape[0] == inputs, f"weight: expected an input of {inputs} channels, got {shape[0]}")
+        # Groups of a series may have more channels than those of its input and output.
+        series, channels = node["op"] == "exponential", (shape[0], node["shape"][0])
+        fits = all(c % groups == 0 and c <= first for c in channels) if series else channels[0] == inputs
+        require(fits, f"weight: expected an input of {inputs} channels, got {shape[0]}")
+        outputs = node["shape"][0] if series else outputs
         self.bias = np.zeros(outputs) if node["bias"] is None else tensors[node["bias"]]
         require(self.bias.shape == (outputs,), f"bias: expected {outputs} numbers")
         self.near, self.far = (shape[1:], out) if self.transposed else (out, shape[1:])
@@ -102,6 +106,8 @@ def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: 
     schur = int(sums.sum(axis=2).max()) * int(sums.sum(axis=1).max()) * Fraction(4) ** e
     sigma, A = prove_sigma(node, layer, whole, e), least(node, "absolute", schur, 2)
     B = least(node, "bias_norm", squares(layer.bias) * positions, 2)
+    if node["op"] == "exponential":
+        return rule_of_series(node, layer, size, (sigma, A, B))
     bias = layer.bias.reshape(-1, *(1,) * len(node["shape"]))
     run = lambda x: layer.run(x, layer.transposed) + bias  # noqa: E731
     one = rounding_of(layer.products(layer.transposed), A * size + B, layer.bias.size * positions)
@@ -119,6 +125,69 @@ def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: 
     rounding = 2 * (sigma * one + two) + U * reach + 2 * ETA * math.prod(shape)
     both = lambda x: x - 2.0 * layer.run(np.maximum(run(x), 0.0), True)  # noqa: E731
     return Rule(both, max(1, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
+
+
+def terms_of(node: TrackedDict) -> int:
+    """Highest power in a series."""
+    (terms,) = ints([node["terms"]], 1)
+    require(terms <= 30, "terms: expected 1 to 30")
+    return terms
+
+
+def gain(terms: int, sigma: Fraction) -> Fraction:
+    """A bound of |p(ia)|^2 for |a| <= sigma, p(z) = sum of z^j / j! up to j = terms.
+
+    It is 1 + c_m x^m + c_(m+1) x^(m+1) + ... in x = a^2. On each interval of length 1 / 256 terms of positive c are
+    largest at the end; x^m is too, and the powers of x beside it in terms of negative c are smallest at the start.
+    """
+    whole, c = math.factorial(terms), [0] * (terms + 1)  # c times whole^2
+    for j, k in np.ndindex(terms + 1, terms + 1):
+        if (j - k) % 2 == 0:  # i^j conj(i^k) is 1 or -1, else imaginary
+            c[(j + k) // 2] += (1 - (j - k) % 4) * (whole // math.factorial(j)) * (whole // math.factorial(k))
+    m = next(j for j in range(1, terms + 1) if c[j])
+    most, c = 0, [v * 256 ** (terms - j) for j, v in enumerate(c)]
+    for i in range(math.ceil(256 * sigma**2)):
+        q = sum(v * (i + 1 if v > 0 else i) ** j for j, v in enumerate(c[m:]))
+        most = max(most, (i + 1) ** m * q)
+    return 1 + Fraction(most, whole**2 * 256**terms)
+
+
+def rule_of_series(node: TrackedDict, layer: Layer, size: Fraction, norms: tuple[Fraction, ...]) -> Rule:
+    """factor p(S) x + b, p(S) = sum of S^j / j! up to j = terms, for a skew convolution S with ||S|| <= sigma.
+
+    S is normal with eigenvalues i a, |a| <= sigma. The program is v <- x + (1/j) S v for j = terms, ..., 1, from v = x.
+    In real arithmetic v has a norm of at most `length`; its computed value has the error `off`. 1/j, the product and
+    the sum are rounded once each, and so are the product with the factor and the sum with b. In each group x is padded
+    with zero channels, and the first channels of the result are kept.
+    """
+    (sigma, A, B), terms, factor, kernel = norms, terms_of(node), number(node["factor"]), layer.weight
+    groups, channels, pixels, kept = *kernel.shape[:2], layer.near, node["shape"][0]
+    require(sigma <= 8 and abs(factor) < LIMIT, "expected sigma <= 8, and a factor below 2^500")
+    centred = all(o == n and s == 1 and 2 * at == d * (k - 1) for o, n, k, s, d, at, _ in layer.axes)
+    require(centred and not layer.transposed, "expected a centred kernel, stride 1, and outputs of the size of inputs")
+    opposite = np.flip(kernel.swapaxes(1, 2), tuple(range(3, kernel.ndim))) if channels == kernel.shape[2] else np.nan
+    require((kernel == -opposite).all(), "weight: expected a skew kernel")
+    length, off, entries = size, Fraction(0), groups * channels * math.prod(pixels)
+    for j in range(terms, 0, -1):
+        rounding = rounding_of(layer.products(False), A * (length + off), entries)
+        reach = size + (sigma * (length + off) + rounding) / j
+        require(reach < LIMIT, "may overflow")
+        off = (sigma * off + rounding) / j + gamma(3) * reach + 2 * ETA * entries
+        length = size + sigma * length / j
+    G = least(node, "gain", gain(terms, sigma), 2)
+    reach = abs(factor) * (G * size + off) + B
+    require(reach < LIMIT, "may overflow")
+
+    def run(x: np.ndarray) -> np.ndarray:
+        v = x = x.reshape(groups, -1, *pixels, x.shape[-1])
+        v = x = np.pad(x, [(0, 0), (0, channels - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+        for j in range(terms, 0, -1):
+            v = x + (1 / j) * layer.run(v.reshape(-1, *pixels, x.shape[-1]), False).reshape(x.shape)
+        v = v[:, : kept // groups].reshape(kept, *pixels, -1)
+        return v * float(factor) + layer.bias.reshape(-1, *(1,) * len(node["shape"]))
+
+    rounding = abs(factor) * off + gamma(2) * reach + 2 * ETA * math.prod(node["shape"])
+    return Rule(run, abs(factor) * G, B, rounding)
 
 
 def rule_of_windows(node: TrackedDict, shape: list[int], size: Fraction, scale: Fraction) -> Rule:
@@ -149,7 +218,7 @@ def rule_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, tensors:
     op, shape, entries = node["op"], shapes[0], math.prod(shapes[0])
     c = number(node["factor"]) if op in ("sum", "scale") else Fraction(1)
     require(abs(c) < LIMIT, "factor beyond 2^500")
-    if op in ("affine", "potential"):
+    if op in ("affine", "potential", "exponential"):
         return rule_of_layer(node, shape, size, tensors)
     if op in ("max", "sum"):
         return rule_of_windows(node, shape, size, c)

@@ -47,8 +47,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Methods, "methods", arguments)
 
+    from onelip.methods.describe import supported_layers
     from onelip.methods.registry import METHODS
-    from onelip.methods.table import served_layers
 
     if command.name is not None:
         if command.name not in METHODS:
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         print(json.dumps([_about(method) for method in METHODS.values()]))
         return 0
-    rows = [(m.name, m.guarantee, m.mechanism, served_layers(m), m.title) for m in METHODS.values()]
+    rows = [(m.name, m.guarantee or "none", m.mechanism, supported_layers(m), m.title) for m in METHODS.values()]
     width = output_width()
     print(listing(("name", "guarantee", "acts as", "layers", "method"), rows, 2, width))
     print(f"\nGuarantee:\n{described(_GUARANTEES.items(), width)}")
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _about(method: "Method") -> dict[str, Any]:
-    from onelip.methods.about import about
+    from onelip.methods.describe import about
 
     return about(method) | {"loss_options": _loss_options(method)}
 
@@ -83,17 +83,17 @@ def _loss_options(method: "Method") -> dict[str, Any]:
 def _describe(method: "Method") -> str:
     from onelip.core.docstrings import arguments_in
     from onelip.losses import find_loss
-    from onelip.methods.about import citation_of, options_of
-    from onelip.methods.table import FOOTNOTES, served_layers
+    from onelip.methods.describe import FOOTNOTES, options_of, supported_layers
 
     width = output_width()
     row = method.paper
     marks = "" if row is None else ", ".join(f"{c} {getattr(row, c)}" for c in "EFGM")
     notes = "" if row is None else "; ".join(f"{c}: {FOOTNOTES[n]}" for c, n in row.notes.items())
+    guarantee = method.guarantee or "none"
     facts = [
-        ("guarantee", f"{method.guarantee}: {_GUARANTEES[method.guarantee]}"),
+        ("guarantee", f"{guarantee}: {_GUARANTEES[guarantee]}"),
         ("acts as", f"{method.mechanism}: {_MECHANISMS[method.mechanism]}"),
-        ("layers", served_layers(method) + ("; replaced by modules of its own" if method.replaces else "")),
+        ("layers", supported_layers(method) + ("; replaced by modules of its own" if method.replaces else "")),
         ("image size", "must be known when the network is made" if method.needs_input_size else ""),
         ("train = eval", "yes" if method.train_equals_eval else "no; evaluation computes the sound function"),
         ("loss", method.loss or ""),
@@ -102,7 +102,7 @@ def _describe(method: "Method") -> str:
         ("note", method.note),
         ("paper's table", f"{marks} (efficiency, formal guarantee, generality, modularity)" if marks else ""),
         ("", notes),
-        ("paper", citation_of(method)),
+        ("paper", method.citation),
     ]
     options = [(f"{o.name}={_format(o.default)}", o.text) for o in options_of(method)]
     loss = []

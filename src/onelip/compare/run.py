@@ -101,7 +101,7 @@ def _row(
     head = {
         "method": method,
         "title": "torch layers without a method" if known is None else known.title,
-        "guarantee": "none" if known is None else known.guarantee,
+        "guarantee": (known.guarantee if known is not None else None) or "none",
         "run": method,
     }
     try:

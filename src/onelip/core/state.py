@@ -97,9 +97,12 @@ class State:
             ChangingModel: naming what has changed, and what to do.
         """
         if (changed := self.difference()) is not None:
+            way_out = "compute it anew in every call, or keep it outside of the model"
+            if "parametrizations" in changed:  # a power iteration that goes on, say
+                way_out = "store the weights with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
             raise ChangingModel(
                 f"expected a model that is the same function at every call, got one that changes {changed} when it "
-                "runs in eval mode; compute it anew in every call, or keep it outside of the model"
+                f"runs in eval mode; {way_out}"
             )
 
     def difference(self) -> str | None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from onelip.core.errors import ProofError
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.rounding import ETA, LIMIT, UNIT, gamma, up, up_root
-from onelip.graph.exact import is_below, largest_sum, squared_norm
+from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 
 @dataclass(frozen=True)
@@ -476,6 +476,74 @@ class Potential(Affine):
         rounding = 2 * (sigma * first + second) + UNIT * reach + 2 * ETA * self.entries
         numbers = up(factor * lipschitz), up(factor * norm + 2 * sigma * bias), up(factor * error + rounding)
         return State(*numbers, self.facts(sigma, absolute, bias))
+
+
+@dataclass(frozen=True)
+class Exponential(Affine):
+    """factor * p(S) x + b with p(S) = sum_{j <= terms} S^j / j!, S a skew convolution that keeps the size; SOC layers.
+
+    Groups of S may have more channels than those of x, which are filled up with zeros, and of the result, which takes
+    the first ones. S is skew to the last bit, so it is normal with eigenvalues i a, |a| <= sigma, and ||p(S)|| <= G,
+    G = gain(terms, sigma). The program is Horner's rule, v_(j-1) = x + (1/j) S v_j from v_terms = x to v_0 = p(S) x.
+    With a computed x^ of size s = norm_in + error_in, and v_j the real values that start from x^,
+
+        ||v_j|| <= n_j,    n_terms = s,    n_(j-1) = s + (sigma / j) n_j
+        ||v^_j - v_j|| <= d_j,    d_terms = 0,
+        d_(j-1) = (sigma d_j + r_j) / j + gamma(3) (s + (sigma (n_j + d_j) + r_j) / j) + underflow,
+
+    r_j = gamma A (n_j + d_j) + underflow being that of every affine node: 1/j, the product and the sum round once each.
+    The factor and the bias round once each. That is the distance to the real value at x^; the one at x is another
+    factor G error_in away.
+    """
+
+    kind = "exponential"
+    terms: int = 1
+    factor: float = 1.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"terms": self.terms, "factor": self.factor.hex()}
+
+    def run(self, *values: Tensor) -> Tensor:
+        x, conv = values[0].unflatten(1, (self.groups, -1)), self.conv
+        assert conv is not None
+        channels = self.weight.values.shape[1]
+        x = F.pad(x, (0, 0) * len(self.pixels) + (0, channels - x.shape[2])).flatten(1, 2)
+        z = x
+        for j in range(self.terms, 0, -1):
+            z = torch.add(x, _convolve(conv, z, self.weight.values, None), alpha=1 / j)
+        z = z.unflatten(1, (self.groups, -1))[:, :, : self.shape[0] // self.groups].flatten(1, 2) * self.factor
+        return z if self.bias is None else z + self.bias.values.reshape(-1, *(1 for _ in self.pixels))
+
+    def bound(self, *before: State) -> State:
+        lipschitz, norm, error = before[0].fractions
+        sigma, absolute, bias = self.norms()
+        if not self._is_skew() or sigma > 8:
+            raise ProofError(f"expected a skew kernel of norm at most 8, got another one at {self.title}")
+        factor, size = abs(_below_limit(self, self.factor)), norm + error
+        entries = self.weight.values.shape[0] * math.prod(self.pixels)
+        length, off = size, Fraction(0)  # n_j and d_j
+        for j in range(self.terms, 0, -1):
+            rounding = self.rounding(self.products(False), absolute * (length + off), entries)
+            reach = size + (sigma * (length + off) + rounding) / j
+            self.check_sums(reach)
+            off = (sigma * off + rounding) / j + gamma(3) * reach + 2 * ETA * entries
+            length = size + sigma * length / j
+        expansion = Fraction(gain(self.terms, float(sigma)))
+        reach = factor * (expansion * size + off) + bias
+        self.check_sums(reach)
+        constant = factor * expansion
+        rounding = factor * off + gamma(2) * reach + 2 * ETA * self.entries
+        numbers = up(constant * lipschitz), up(constant * norm + bias), up(constant * error + rounding)
+        return State(*numbers, self.facts(sigma, absolute, bias) | {"gain": float(expansion)})
+
+    def _is_skew(self) -> bool:
+        conv, kernel = self.conv, self.weight.values.unflatten(0, (self.groups, -1))  # (g, c, c, *taps)
+        if conv is None or conv.transposed or kernel.shape[1] != kernel.shape[2] or any(s != 1 for s in conv.stride):
+            return False
+        each = zip(conv.kernel_size, conv.dilation, padding_of(conv), strict=True)
+        centred = all(left == right and 2 * left == d * (k - 1) for k, d, (left, right) in each)
+        return centred and bool((kernel == -kernel.transpose(1, 2).flip(tuple(range(3, kernel.dim())))).all())
 
 
 def propagate(node: Node, *before: State) -> State:

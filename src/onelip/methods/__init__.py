@@ -1,7 +1,23 @@
-"""Methods that give layers a Lipschitz constant: a function and, where it parametrizes a weight, a class for each.
+"""Methods that give layers a Lipschitz constant: one function and, where it parametrizes a weight, one class for each.
 
-`onelip.constrain(model, method)` applies one to a whole model; the functions here apply it to a layer. `onelip methods`
-lists what each proves and costs, docs/methods.md compares them.
+**Convention.** Each function takes the layer as its first argument `module` and returns the layer to use in its place;
+options are keywords. Functions that parametrize a weight change the layer in place, return the same module, and take
+the name of the weight as second argument, `name="weight"`, like `torch.nn.utils.parametrizations.spectral_norm`. The
+methods of `fourier` and `residual`, and SOC, compute something else than a convolution with a weight: they read the
+`weight` and the `bias` of the layer and return a new module (the layer itself, changed in place, where a parametrized
+weight suffices). So write `layer = cayley(layer, input_size=32)`, always with the assignment. Layers and settings for
+which no bound is known raise `onelip.UnsupportedLayer`.
+
+**Unknown constants** are None: `Method.guarantee` and `LipschitzParametrization.constant_in` are None if no constant is
+known by construction. The property `lipschitz_constant` of a module is always a number; if none is proved it raises
+`onelip.nn.UnknownLipschitzConstant` with the reason, which `onelip.summary` and `onelip.audit` report.
+
+- `onelip.constrain(model, method)` applies a method to all layers of a model.
+- `method`: the record `Method`; `registry`: `register_method`, `get_method`, `list_methods`; `describe`: texts and
+  tables for `onelip methods` and docs/methods.md.
+- `onelip.nn.aol`: AOL. `orthogonal`: orthogonal weights and kernels. `fourier`: circular convolutions by their matrices
+  at each frequency. `residual`: residual layers. `norms`: norms and projections. `free_weights`: methods that only act
+  on the loss.
 """
 
 from onelip.methods.constrain import constrain as constrain

@@ -1,8 +1,4 @@
-"""AOL as a method; the parametrization and the layers themselves are in `onelip.nn.aol`.
-
-Citation: Bernd Prach, Christoph H. Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz
-Networks", ECCV 2022.
-"""
+"""AOL as a registered method; the parametrization and the layers are in `onelip.nn.aol`."""
 
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.methods.method import Method, PaperRow
@@ -11,6 +7,8 @@ from onelip.nn.aol import aol
 METHOD = Method(
     name="aol",
     title="AOL, almost-orthogonal layers (Prach and Lampert, 2022)",
+    citation="Bernd Prach, Christoph H. Lampert, "
+    '"Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV 2022.',
     mechanism="parametrization",
     guarantee="proved",
     layers=LINEAR_LAYERS,

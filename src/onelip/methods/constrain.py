@@ -15,7 +15,8 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.parametrization import find_parametrization, parametrization_list
-from onelip.methods.registry import Method, get_method
+from onelip.methods.method import Method
+from onelip.methods.registry import get_method
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -31,33 +32,34 @@ def constrain(
 ) -> Model:
     """Constrain every linear layer of a model in place, and return the model.
 
-    Layers that the method does not support, that share their weight, or that something else parametrizes (torch's
-    `weight_norm`) are left unchanged and reported with a `UserWarning`. Layers that are constrained already stay as
-    they are. `onelip.summary(model)` lists what is known of each module.
+    Layers that the method does not support, that share their weight, or that have another parametrization (such as
+    `weight_norm` of torch) are left unchanged and reported with a `UserWarning`. Layers that are constrained already
+    are unchanged. `onelip.summary(model)` lists what is known of each module.
 
-    Methods whose mechanism is "projection", "penalty" or "loss" leave the weights free: what they do in training is
-    `onelip.project` or a loss of `onelip.losses`. Methods that replace layers put new modules into the model; if the
+    Methods whose mechanism is "projection", "penalty" or "loss" leave the weights free; in training they use
+    `onelip.project` or a loss of `onelip.losses`. Methods that replace layers put new modules into the model. If the
     model itself is a layer, the new module is returned.
 
     Args:
         model: any module.
-        method: a name from `onelip.list_methods()`, a `Method`, or a function `(layer, **options) -> layer` such as
-            `onelip.aol`, which raises `onelip.UnsupportedLayer` for layers that it does not support.
-        skip: names of modules to leave unchanged, as in `model.named_modules()`; `*` matches anything.
-        strict: raise if there is a layer that the method does not support, before anything is changed.
-        example: an input of the model. It is run once to find the image size at each convolution, for methods that
-            need it (Cayley, LOT, ...) or estimate with it (spectral-norm, lcc, lmt, gloro).
-        **options: passed to the method for each layer, as in `onelip.aol(layer, **options)`.
+        method: a name from `onelip.list_methods()`, a `Method`, or a function `(module, **options)` such as
+            `onelip.aol` that returns the layer and raises `onelip.UnsupportedLayer` for layers that it does not
+            support.
+        skip: names of modules to leave unchanged, as in `model.named_modules()`; `*` matches any characters.
+        strict: raise an error if the method does not support a layer, before anything is changed.
+        example: an input of the model. It is run once to find the input size of each convolution, for methods that are
+            made for one size (Cayley, LOT, BRO, ECO, Sandwich).
+        **options: passed to the method for each layer, as in `onelip.aol(module, **options)`.
 
     Returns:
-        The model.
+        The same model, or the new module if the model itself is a layer that the method replaces.
 
     Raises:
         UnsupportedLayer: with `strict`, if a layer is not supported.
-        ValueError: for an unknown method, invalid options, or a pattern in `skip` that matches no module.
+        ValueError: for an unknown method, invalid options, or a pattern of `skip` that matches no module.
 
     Warns:
-        UserWarning: naming the layers that are left unconstrained, and why.
+        UserWarning: with the layers that are left unconstrained, and the reasons.
 
     Examples:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
@@ -76,7 +78,7 @@ def constrain(
     refused = {}
     for name, layer in layers:
         if owners[id(layer._parameters.get("weight"))] > 1:
-            refused[name] = "its weight is shared with another module, which would change with it; untie them first"
+            refused[name] = "its weight is shared with another module, which would change as well; untie them first"
         elif reason := _refusal(layer, chosen, settings[name]):
             refused[name] = reason
     if strict and refused:
@@ -88,7 +90,7 @@ def constrain(
             made = chosen.apply(layer, **settings[name])
             if made is not layer:
                 model = _put(model, layer, made)
-    # Options that are given now do not reach layers that are constrained already.
+    # Layers that are constrained already do not get the options of this call.
     unchanged = refused | (constrained if options else {})
     if unchanged:
         warnings.warn(f"{len(unchanged)} layers are left unchanged:\n{_listed(unchanged)}", stacklevel=2)
@@ -103,7 +105,7 @@ def _as_method(method: str | Method | Callable[..., nn.Module]) -> Method:
     if not callable(method):
         raise ValueError(f"expected a method by name, a Method or a function of a layer, got {method!r}")
     name = getattr(method, "__name__", type(method).__name__)
-    return Method(name, name, "parametrization", "none", layers=LINEAR_LAYERS, apply=method)
+    return Method(name, name, "parametrization", None, layers=LINEAR_LAYERS, apply=method)
 
 
 def _listed(reasons: dict[str, str]) -> str:
@@ -111,7 +113,7 @@ def _listed(reasons: dict[str, str]) -> str:
 
 
 def _put(model: Model, old: nn.Module, new: nn.Module) -> Model:
-    """Exchange a module wherever the model holds it."""
+    """Replace a module everywhere in the model."""
     if model is old:
         return new  # pyright: ignore[reportReturnType]  a layer for a layer
     for parent in list(model.modules()):
@@ -123,7 +125,7 @@ def _put(model: Model, old: nn.Module, new: nn.Module) -> Model:
 
 @torch.no_grad()
 def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...] | None]:
-    """The spatial size of what each convolution is given; None where it is given several sizes."""
+    """Return the spatial size of the input of each convolution; None if it has inputs of several sizes."""
     seen: dict[str, tuple[int, ...] | None] = {}
 
     def remember(name: str) -> Callable[..., None]:
@@ -150,7 +152,7 @@ def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]
 
 
 def _candidates(model: nn.Module, skip: list[str]) -> tuple[list[tuple[str, nn.Module]], dict[str, str]]:
-    """The linear layers to constrain, and those that are constrained already."""
+    """Return the linear layers to constrain, and those that are constrained already, with the reason."""
     layers: list[tuple[str, nn.Module]] = []
     constrained: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -167,7 +169,7 @@ def _constrained_by(module: nn.Module) -> str | None:
     if (found := find_parametrization(module)) is not None:
         return found.describe()
     if isinstance(module, LipschitzModule) and parametrize.is_parametrized(module, "weight"):
-        return parametrize.type_before_parametrizations(module).__name__  # a layer that a method put in place, as SOC
+        return parametrize.type_before_parametrizations(module).__name__  # the module of a method, such as SOC
     return None
 
 
@@ -179,15 +181,15 @@ def _check_patterns(model: nn.Module, skip: list[str]) -> None:
 
 
 def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str | None:
-    """Why the method does not support this layer, from a copy without memory; invalid options raise right away."""
+    """Return why the method does not support this layer, from a trial on a meta copy; raise for invalid options."""
     if not isinstance(layer, method.layers):
         return f"{method.name} does not support {type(layer).__name__}"
     if (maps := parametrization_list(layer)) is not None:
         names = ", ".join(type(map).__name__.lstrip("_") for map in maps)
-        way_out = 'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")'
-        return f"its weight is parametrized by {names}; use {way_out} first"
+        command = 'torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")'
+        return f"its weight is parametrized by {names}; use {command} first"
     if layer._parameters.get("weight") is None:
-        return "its weight is computed by a hook (torch.nn.utils.weight_norm or alike); remove the hook first"
+        return "its weight is computed by a hook (such as torch.nn.utils.weight_norm); remove the hook first"
     weightless: dict[int, Any] = {
         id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
         for p in layer.parameters()

@@ -1,25 +1,28 @@
-"""Methods that leave the weights free and act on the loss alone: LMT, GloRo, EMMA, OCNN, WGAN-GP.
-
-The losses are in `onelip.losses`, and go with every other method too. Evaluation uses proved bounds of the stored
-weights; what training estimates never enters a certificate.
-"""
+"""Methods that leave the weights free and act on the loss: LMT, GloRo, EMMA, OCNN, WGAN-GP; see `onelip.losses`."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
-from onelip.core.parametrization import attach, weight_of
-from onelip.methods.method import Method, PaperRow
-from onelip.methods.norms.estimated import PowerIterated
-
-Layer = TypeVar("Layer", bound=nn.Module)
+from onelip.core.parametrization import attach
+from onelip.methods.method import Layer, Method, PaperRow
+from onelip.methods.norms.power_iteration import PowerIterated
 
 
 class Tracked(PowerIterated):
-    """The weight unchanged, with a vector that follows its largest singular value in training."""
+    """The weight itself, with a vector that follows its largest singular value in training; `track` registers it.
+
+    **Guarantee.** None: the estimate is for the loss. Evaluation uses proved bounds of the stored weights, and no
+    estimate enters a certificate.
+
+    Args:
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the weight.
+        iterations: steps of the power method in each step of training.
+        input_size: spatial size of the inputs, for the estimate.
+    """
 
     def forward(self, P: Tensor) -> Tensor:
         return P
@@ -34,39 +37,54 @@ class Tracked(PowerIterated):
         return "free weights, with an estimate of their norm for the loss"
 
 
-def track(module: Layer, *, iterations: int = 5, input_size: int | Sequence[int] | None = None) -> Layer:
-    """Estimate the norm of a layer in training, for the loss; the weight is unchanged. Acts in place.
+def track(
+    module: Layer, name: str = "weight", *, iterations: int = 5, input_size: int | Sequence[int] | None = None
+) -> Layer:
+    """Estimate the norm of a layer in training, for the loss, in place, and return the layer; the weight is unchanged.
 
     Args:
-        module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the weight.
         iterations: steps of the power method in each step of training.
-        input_size: spatial size of the images that the layer sees.
+        input_size: spatial size of the inputs, for the estimate.
 
     Returns:
-        The layer.
+        The same module, with `Tracked` as parametrization.
+
+    Raises:
+        onelip.UnsupportedLayer: if no bound is known for this layer or its padding.
 
     Examples:
+        >>> from torch import nn
         >>> layer = track(nn.Linear(3, 3))
+        >>> estimate = layer.parametrizations.weight[0].estimated_constant(layer.weight)
+        >>> bool(estimate <= torch.linalg.matrix_norm(layer.weight, 2) * (1 + 1e-6))
+        True
     """
-    size = tuple(input_size) if isinstance(input_size, Sequence) else input_size
-    geometry = geometry_of(module, size)
-    weight = weight_of(module, geometry)
-    made = Tracked(module, geometry, weight.shape, iterations=iterations, input_size=size)
-    made.warm_up(module)
-    return attach(module, made)
+    return attach(module, Tracked(module, name, iterations=iterations, input_size=input_size), name)
 
 
 def unconstrained(module: Layer) -> Layer:
-    """The layer itself, unchanged, if evaluation can bound it.
+    """Return the layer itself, unchanged, if evaluation can bound its norm.
+
+    Args:
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+
+    Returns:
+        The same module.
 
     Raises:
-        onelip.UnsupportedLayer: if it cannot.
+        onelip.UnsupportedLayer: if no bound is known for this layer or its padding.
+
+    Examples:
+        >>> from torch import nn
+        >>> layer = unconstrained(nn.Linear(3, 3))
     """
     geometry_of(module)
     return module
 
 
-# The losses of these methods are plain cross-entropies where they do not use the constant.
+# Without the constant, the losses of these methods are the plain cross-entropy.
 _PLAIN = {"offset": 0.0, "temperature": 1.0, "weight_decay": 0.0}
 
 LMT = Method(
@@ -76,7 +94,7 @@ LMT = Method(
     '"Lipschitz-Margin Training: Scalable Certification of Perturbation Invariance for Deep Neural Networks", '
     "NeurIPS 2018.",
     mechanism="loss",
-    guarantee="none",
+    guarantee=None,
     layers=LINEAR_LAYERS,
     apply=track,
     options=({"iterations": 1},),
@@ -92,7 +110,7 @@ GLORO = Method(
     title="GloRo, globally-robust networks (Leino et al., 2021)",
     citation='Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.',
     mechanism="loss",
-    guarantee="none",
+    guarantee=None,
     layers=LINEAR_LAYERS,
     apply=track,
     options=({"iterations": 1},),
@@ -109,13 +127,13 @@ EMMA = Method(
     citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
     '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
     mechanism="loss",
-    guarantee="none",
+    guarantee=None,
     layers=LINEAR_LAYERS,
     apply=track,
     loss="emma",
     certificate="pairs",
-    # The derivative of a product of norms grows with the product: up to 130 on the digits. The authors clip at 3, too;
-    # without it a learning rate that is right at first is too high later.
+    # The derivative of a product of norms grows with the product: up to 130 on digits. The authors also clip at 3;
+    # without clipping a learning rate that is right at first is too high later.
     hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
     note="bound of the stored weights in evaluation, per pair of classes",
 )
@@ -126,7 +144,7 @@ OCNN = Method(
     citation="Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "
     '"Orthogonal Convolutional Neural Networks", CVPR 2020.',
     mechanism="penalty",
-    guarantee="none",
+    guarantee=None,
     layers=LINEAR_LAYERS,
     apply=unconstrained,
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
@@ -141,7 +159,7 @@ GRADIENT_PENALTY = Method(
     citation="Ishaan Gulrajani, Faruk Ahmed, Martin Arjovsky, Vincent Dumoulin, Aaron Courville, "
     '"Improved Training of Wasserstein GANs", NeurIPS 2017.',
     mechanism="penalty",
-    guarantee="none",
+    guarantee=None,
     layers=LINEAR_LAYERS,
     apply=unconstrained,
     paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),

@@ -1,7 +1,6 @@
-"""The one table of methods, read by `onelip.constrain`, the documentation and the contract test."""
+"""The registry of methods, used by `onelip.constrain`, the command line, the documentation and the contract test."""
 
-import difflib
-
+from onelip.core.arguments import did_you_mean
 from onelip.methods.aol import METHOD as AOL
 from onelip.methods.fourier.bro import METHOD as BRO
 from onelip.methods.fourier.cayley import METHOD as CAYLEY
@@ -9,7 +8,7 @@ from onelip.methods.fourier.eco import METHOD as ECO
 from onelip.methods.fourier.lot import METHOD as LOT
 from onelip.methods.fourier.sandwich import METHOD as SANDWICH
 from onelip.methods.free_weights import EMMA, GLORO, GRADIENT_PENALTY, LMT, OCNN
-from onelip.methods.method import Guarantee, Mechanism, Method, PaperRow
+from onelip.methods.method import Method
 from onelip.methods.norms.clipping import METHOD as CLIPPING
 from onelip.methods.norms.last_layer import METHOD as LAST_LAYER
 from onelip.methods.norms.lcc import METHOD as LCC
@@ -25,9 +24,8 @@ from onelip.methods.orthogonal.soc_cr import METHOD as SOC_CR
 from onelip.methods.residual.cpl import METHOD as CPL
 from onelip.methods.residual.liresnet import METHOD as LIRESNET
 from onelip.methods.residual.sll import METHOD as SLL
-from onelip.methods.table import markdown_tables
 
-# In the order of the paper's table, then what came after.
+# In the order of the table of the paper, then later methods.
 _METHODS: tuple[Method, ...] = (
     CLIPPING,
     GRADIENT_PENALTY,
@@ -62,15 +60,49 @@ METHODS: dict[str, Method] = {method.name: method for method in _METHODS}
 
 
 def list_methods() -> list[str]:
-    """Names of all methods, for `onelip.constrain`."""
+    """Return the names of all methods, sorted.
+
+    Examples:
+        >>> list_methods()[:2]
+        ['aoc', 'aol']
+    """
     return sorted(METHODS)
 
 
 def register_method(method: Method) -> Method:
-    """Make a method known to `onelip.constrain`, `onelip train --method` and `onelip methods` by its name.
+    """Make a method available by its name: in `onelip.constrain`, `onelip train --method` and `onelip methods`.
+
+    Test a new method with `onelip.testing.check_contract(method)`.
+
+    Args:
+        method: the method.
+
+    Returns:
+        The same method.
 
     Raises:
         ValueError: if the name is taken.
+
+    Examples:
+        >>> import onelip
+        >>> from torch import nn
+        >>> def scaled(module, *, lipschitz=1.0):
+        ...     return onelip.methods.spectral_norm(module, iterations=3, lipschitz=lipschitz)
+        >>> method = onelip.methods.Method(
+        ...     name="scaled",
+        ...     title="Spectral normalisation with three iterations",
+        ...     mechanism="parametrization",
+        ...     guarantee="at convergence",
+        ...     layers=(nn.Linear, nn.Conv2d),
+        ...     apply=scaled,
+        ...     train_equals_eval=False,
+        ... )
+        >>> _ = register_method(method)
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> model = onelip.constrain(model, "scaled", lipschitz=0.5)
+        >>> round(onelip.summary(model.eval()).constant, 6)
+        0.25
+        >>> _ = METHODS.pop("scaled")
     """
     if method.name in METHODS:
         raise ValueError(f"{method.name!r} is registered already; choose another name")
@@ -79,32 +111,16 @@ def register_method(method: Method) -> Method:
 
 
 def get_method(name: str) -> Method:
-    """Look a method up.
+    """Return a method by its name.
+
+    Raises:
+        ValueError: for an unknown name; the message lists the known ones.
 
     Examples:
         >>> get_method("aol").guarantee
         'proved'
     """
     if name not in METHODS:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of the methods {', '.join(list_methods())}, got {name!r}{hint}")
+        known = ", ".join(list_methods())
+        raise ValueError(f"expected one of the methods {known}, got {name!r}{did_you_mean(name, METHODS)}")
     return METHODS[name]
-
-
-def markdown_table() -> str:
-    """The registry as the tables of docs/methods.md."""
-    return markdown_tables(_METHODS)
-
-
-__all__ = [
-    "METHODS",
-    "Guarantee",
-    "Mechanism",
-    "Method",
-    "PaperRow",
-    "get_method",
-    "list_methods",
-    "markdown_table",
-    "register_method",
-]

@@ -1,4 +1,4 @@
-"""Layers: AOL's drop-ins for torch.nn, and what stands between them."""
+"""Layers with a proved Lipschitz constant: AOL drop-ins for torch.nn, activations, pooling, centering, residuals."""
 
 from onelip.core.channel_affine import ChannelAffine
 from onelip.core.errors import UnknownLipschitzConstant

@@ -1,9 +1,4 @@
-"""Abs: the absolute value of all channels, or of the first of them (the beta-Abs of LipNeXt).
-
-Inequality: ||a| - |b|| <= |a - b| in every coordinate; the other coordinates pass unchanged.  Assumes nothing.  Exact
-in floating point.  The derivative is a diagonal of signs: orthogonal, except that torch takes 0 for it at exactly 0.
-MaxMin is Abs on half of the channels between two fixed rotations: max, min = (s ± |d|) / sqrt 2.
-"""
+"""Absolute value as an activation."""
 
 import torch
 from torch import Tensor
@@ -15,7 +10,24 @@ from onelip.nn._base import axis_length
 
 
 class Abs(LipschitzModule):
-    """|x| on the first `round(fraction * n)` of the n channels along `dim`, x on the rest.
+    r"""Absolute value of all channels, or of the first channels only (the $\beta$-Abs of LipNeXt).
+
+    $$y_c = |x_c| \ \text{ for } c < \mathrm{round}(\beta n), \qquad y_c = x_c \ \text{ otherwise}$$
+
+    The layer is 1-Lipschitz because $||a| - |b|| \le |a - b|$. It is exact in floating point. The Jacobian is a
+    diagonal matrix of signs, hence orthogonal, except that torch's derivative is 0 at exactly 0. `MaxMin` is `Abs` on
+    half of the channels between two fixed rotations.
+
+    Args:
+        fraction: $\beta$, the fraction of the channels whose absolute value is taken, from 0 to 1.
+        dim: axis of the channels.
+
+    Shape:
+        - Input: $(N, C, *)$, or any shape that has the axis `dim`.
+        - Output: same shape as the input.
+
+    Raises:
+        ValueError: if `fraction` is not in [0, 1].
 
     Examples:
         >>> Abs()(torch.tensor([[-1.0, 2.0, -3.0, -4.0]]))
@@ -29,7 +41,7 @@ class Abs(LipschitzModule):
     def __init__(self, fraction: float = 1.0, dim: int = 1) -> None:
         super().__init__()
         if not 0.0 <= fraction <= 1.0:
-            raise ValueError(f"expected fraction to lie in [0, 1], got {fraction!r}; 1 takes |x| of every channel")
+            raise ValueError(f"expected fraction in [0, 1], got {fraction!r}; 1 takes |x| of every channel")
         self.fraction = float(fraction)
         self.dim = dim
 

@@ -1,10 +1,4 @@
-"""AOL, almost-orthogonal layers: the parametrization, the function that applies it, and drop-ins for torch.nn.
-
-Citation: Bernd Prach, Christoph H. Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz
-Networks", ECCV 2022. The generalisations: column weights q from Araujo et al., "A Unified Algebraic Perspective on
-Lipschitz Neural Networks" (SLL), ICLR 2023; several Gram steps from Delattre et al. (see `onelip.gram.rescale`); phases
-for strides and the right inverse are our own.
-"""
+"""AOL, almost-orthogonal layers: the parametrization, the function that applies it, and drop-ins for torch.nn."""
 
 import math
 from collections.abc import Sequence
@@ -34,27 +28,48 @@ Side = Literal["inputs", "outputs", "auto"]
 Layer = TypeVar("Layer", bound=nn.Module)
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 _Size = int | tuple[int, ...]
-_Kind = TypeVar("_Kind", bound=type[nn.Module])
 
 
 class AOL(LipschitzParametrization):
-    r"""The map P -> W of AOL as a parametrization of `torch.nn.utils.parametrize`; `aol` registers it.
+    r"""The map from a parameter $P$ to the weight $W$ of AOL, as a torch parametrization; `aol` registers it.
 
-    $$W = P \,\mathrm{diag}(r)^{-1/2}, \qquad r_c = \sum_j |P^\top P|_{cj}$$
+    $$W = P \,\mathrm{diag}(r)^{-1/2}, \qquad r_c = \sum_j |P^\top P|_{cj} \frac{q_j}{q_c},$$
 
-    has norm at most 1 for every P, where P is the linear operator of the layer. This assumes zero padding of any
-    amount, or circular padding of at most dilation * (kernel_size - 1) in total. It is proved in real arithmetic. In
-    floating point, W exceeds it by the rounding of its own entries and of the Gram operator: about 1e-7 for ordinary
-    weights in float32, up to 1e-6 for constant ones.
+    where $P$ also denotes the linear operator of the layer, and $q = 1$ unless the weights of the channels are learned.
+
+    **Theorem.** $\|W\|_2 \le 1$ for every $P$ and every $q > 0$.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total.
+
+    **Guarantee.** Proved in real arithmetic. In floating point the norm of $W$ can exceed 1 by the rounding of its
+    entries and of the Gram operator: about 1e-7 for ordinary weights in float32, up to 1e-6 for constant ones. The
+    bound that `onelip.audit` and `onelip.certify` prove from the stored weights contains it.
+
+    Bernd Prach, Christoph H. Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV
+    2022. The weights $q$ are from Araujo et al., "A Unified Algebraic Perspective on Lipschitz Neural Networks" (SLL),
+    ICLR 2023; several Gram steps from Delattre et al. (see `onelip.gram.rescale`). The stride-aware bound and the right
+    inverse are our own.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
         side: whose channels are rescaled: "inputs" as in the paper, "outputs" (the same theorem for the transpose),
             or "auto", the side with fewer channels, which is cheaper and can be tight.
-        steps: Gram steps t; 1 is the paper's AOL, larger values give a tighter bound at a higher cost.
-        learn_weights: learn positive weights q of the columns, kept as their logarithms `log_q`.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: learn the weights $q$ of the channels, as the parameter `log_q`.
         lipschitz: the constant to guarantee instead of 1.
+        device: device of `log_q`.
+        dtype: type of `log_q`.
+
+    Raises:
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2, bias=False)
+        >>> parametrization = AOL(geometry_of(layer), layer.weight.shape)
+        >>> parametrization(torch.tensor([[3.0, 0.0], [0.0, 0.5]]))
+        tensor([[1., 0.],
+                [0., 1.]])
     """
 
     def __init__(
@@ -86,7 +101,7 @@ class AOL(LipschitzParametrization):
         if P.numel() == 0:
             return P
         with full_precision(P.device):
-            # Lower precisions are widened: a Gram matrix in bfloat16 proves nothing.
+            # Half precision is widened: a Gram matrix in bfloat16 is too inaccurate for the bound.
             kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), self.side)
             log_q = None if self.log_q is None else self.log_q.to(kernel.dtype)
             kernel = rescaled(kernel, steps=self.steps, log_q=log_q)
@@ -96,14 +111,14 @@ class AOL(LipschitzParametrization):
 
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
-        """A parameter P for which forward(P) is W up to one factor per connected block of channels.
+        """Return a parameter P such that forward(P) is W up to one factor per connected block of channels.
 
-        The factor is 1 for every weight that AOL itself can produce; see `onelip.gram.perron`.
+        The factor is 1 for each weight that AOL itself can produce; see `onelip.gram.perron`.
         """
         if tuple(W.shape) != self.weight_shape:
             raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
         if W.is_meta or not W.any() or not W.isfinite().all():
-            return W.clone()  # nothing to balance; a NaN or an infinity stays one
+            return W.clone()  # nothing to balance; NaN and infinity are kept
         kernel = self.geometry.to_kernel(W.to(working_type(W.dtype)), self.side)
         if self.steps == 1:
             kernel = balanced(kernel)
@@ -116,18 +131,19 @@ class AOL(LipschitzParametrization):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Fill the parameter P such that the bound is tight, as the paper does: identity or (repeated) orthogonal."""
+        """Initialise P such that the bound is tight, as in the paper: identity or (repeated) orthogonal columns."""
         if not P.is_meta:
             P.copy_(tight_weight(self.geometry, tuple(P.shape), self.side))
         if self.log_q is not None:
             self.log_q.zero_()
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        """The constant of the layer with its weight stored in this type.
+        r"""Return the constant of the layer with its weight stored in this type.
 
-        For float32 and float64 the nominal one, of real arithmetic: what rounding adds is proved from the weights that
-        are stored (`onelip.audit`, the sound mode of `onelip.certify`), not stated here. Lower types move the norm
-        by u || |W| || <= u sqrt(channels * taps) of it, because columns and rows are not longer than 1.
+        For float32 and float64 it is the nominal one, of real arithmetic; `onelip.audit` and the sound mode of
+        `onelip.certify` prove the rounding from the stored weights. In lower types, with unit roundoff $u$, rounding
+        the entries changes the norm by at most $u \,\| |W| \| \le u \sqrt{\mathrm{channels} \cdot \mathrm{taps}}$ times
+        the constant, because no row or column is longer than 1.
         """
         if dtype in (torch.float32, torch.float64):
             return self.lipschitz
@@ -144,7 +160,7 @@ class AOL(LipschitzParametrization):
         return ", ".join(extras)
 
     def describe(self) -> str:
-        """A short description for reports."""
+        """Return a short description for reports."""
         words = [f"AOL on the {self.side}"]
         if self.steps > 1:
             words.append(f"{self.steps} Gram steps")
@@ -157,7 +173,7 @@ class AOL(LipschitzParametrization):
         return ", ".join(words)
 
     def advice(self) -> str | None:
-        """A hint where the other side would serve better, else None."""
+        """Return a hint if the other side would be better, else None."""
         if self.columns <= self.rows:
             return None
         other = "outputs" if self.side == "inputs" else "inputs"
@@ -177,37 +193,40 @@ def aol(
     lipschitz: float = 1.0,
     input_size: int | Sequence[int] | None = None,
 ) -> Layer:
-    """Make a linear layer 1-Lipschitz by AOL, in place, and return it.
+    r"""Make a linear layer 1-Lipschitz by AOL, in place, and return it; see `AOL` for the theorem.
 
-    The current weight of the layer is kept up to a factor (one for each block of channels that meet, so one for
-    almost every layer): the parameter is chosen such that the new weight is the old one divided by the square root of
-    its bound, which also enlarges weights that are smaller than the bound allows. Assigning `module.weight = w` does
-    the same, and so does `load_state_dict` with a plain `weight`. torch's own `module.reset_parameters()` fills a
-    weight that is computed anew at the next access, so it has no lasting effect; that of the drop-in classes has.
+    The current weight is kept up to one factor (one per block of connected channels, hence one for almost every layer):
+    the new weight is the old one divided by the square root of its bound, which also enlarges weights that are smaller
+    than the bound allows. Assigning `module.weight = w` does the same, and so does `load_state_dict` with a plain
+    `weight`. `reset_parameters()` of the torch.nn classes has no lasting effect, because the weight is recomputed from
+    the parameter; that of `onelip.nn.AOLConv2d` and the other drop-ins has.
 
-    The weight is recomputed from the parameter at each access; within `torch.nn.utils.parametrize.cached()` once.
-    Forward-mode derivatives in the parameter (jacfwd) are not supported. Gradients grow as one over the parameter: for
-    entries below about 1e-37 they overflow float32, although W is right.
+    The weight is recomputed from the parameter at each access, or once within
+    `torch.nn.utils.parametrize.cached()`. Forward-mode derivatives in the parameter (jacfwd) are not supported. The
+    gradient grows as one over the parameter: for entries below about 1e-37 it overflows in float32.
 
     Args:
-        module: Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d or ConvTranspose3d.
-        name: the parameter to constrain.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
         side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
-        steps: Gram steps; 1 is the paper's AOL, larger values give a tighter bound at a higher cost.
-        learn_weights: learn positive weights of the channels as well (the generalisation of SLL).
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
         lipschitz: the constant to guarantee instead of 1.
-        input_size: only for strided convolutions with circular padding: promise the spatial size of the input. If the
-            stride divides it the stride-aware bound is used, and the layer will refuse inputs that break the promise.
+        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
+            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
 
     Returns:
-        The same module, parametrized.
+        The same module, with a parametrized weight.
 
     Raises:
         onelip.UnsupportedLayer: if the bound does not hold for this layer or its padding.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = aol(nn.Conv2d(16, 32, 3, padding=1))
-        >>> y = layer(torch.randn(1, 16, 8, 8))  # no input can be stretched
+        >>> x = torch.randn(1, 16, 8, 8)
+        >>> bool((layer(x) - layer(0 * x)).norm() <= x.norm())
+        True
     """
     geometry = geometry_of(module, input_size)
     weight = weight_of(module, geometry, name)
@@ -225,13 +244,13 @@ def aol(
 
 
 def find_aol(module: nn.Module, name: str = "weight") -> AOL | None:
-    """The AOL parametrization of a layer, or None."""
+    """Return the AOL parametrization of a layer, or None."""
     found = find_parametrization(module, name)
     return found if isinstance(found, AOL) else None
 
 
 class _AOLLayer(nn.Module):
-    """What the drop-in classes share. The torch.nn class comes second among the bases, and `plain_class` names it."""
+    """Base of the drop-in classes. The second base is the torch.nn class, which is also `plain_class`."""
 
     plain_class: type[nn.Module]
     weight: Tensor
@@ -242,10 +261,10 @@ class _AOLLayer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Identity where the layer preserves the size, else (repeated) orthogonal columns; bias zero."""
+        """Initialise: identity for as many outputs as inputs, else (repeated) orthogonal columns; bias zero."""
         parametrization = find_aol(self)
         if parametrization is None:
-            # torch.nn's constructor calls this before AOL is on the weight; `_constrain` will call it again.
+            # Called by the constructor of torch.nn before AOL is registered; `_constrain` calls it again.
             nn.init.zeros_(self.weight)
         else:
             parametrization.reset(original_of(self))
@@ -254,7 +273,9 @@ class _AOLLayer(nn.Module):
 
 
 class AOLLinear(_AOLLayer, nn.Linear):
-    """`torch.nn.Linear` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+    r"""`torch.nn.Linear` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter.
 
     Args:
         in_features: size of each input sample.
@@ -270,6 +291,9 @@ class AOLLinear(_AOLLayer, nn.Linear):
     Shape:
         - Input: $(*, H_{in})$ with $H_{in}$ = in_features.
         - Output: $(*, H_{out})$ with $H_{out}$ = out_features.
+
+    Raises:
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = AOLLinear(64, 10, side="auto")
@@ -349,85 +373,256 @@ class _AOLConvTranspose(_AOLLayer):
         self._constrain({"side": side, "steps": steps, "learn_weights": learn_weights, "lipschitz": lipschitz})
 
 
-_CONVOLUTION = r"""`torch.nn.{name}` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+class AOLConv1d(_AOLConv, nn.Conv1d):
+    r"""`torch.nn.Conv1d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
 
-    Zero padding of any amount is supported, circular padding of at most dilation * (kernel_size - 1) in total. The
-    bound takes the stride into account.
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size, for zero padding of any amount, and for circular padding of at most
+    `dilation * (kernel_size - 1)` in total. It takes the stride into account.
 
     Args:
-        in_channels: channels of the input.
-        out_channels: channels of the output.
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
         kernel_size: size of the kernel.
         stride: stride of the convolution.
-        padding: padding on both sides{same}.
-{output_padding}        dilation: distance between the taps of the kernel.
-        groups: number of blocks of channels that are not connected with each other.
+        padding: padding on both sides, or "same" or "valid".
+        dilation: distance between the taps of the kernel.
+        groups: number of groups of channels that are not connected with each other.
         bias: whether to learn an additive bias.
-        padding_mode: {modes}; other modes copy pixels, so that no bound of 1 holds.
+        padding_mode: "zeros" or "circular". Other modes copy pixels, so that the bound does not hold.
         device: device of the parameters.
         dtype: type of the parameters.
         side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
         steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
         learn_weights: also learn positive weights of the channels (the generalisation of SLL).
         lipschitz: the constant to guarantee instead of 1.
-{input_size}
+        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
+            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
+
     Shape:
-        - Input: $(N, C_{{in}}, {axes})$ or $(C_{{in}}, {axes})$.
-        - Output: $(N, C_{{out}}, {axes_out})$ or $(C_{{out}}, {axes_out})$, sizes as in `torch.nn.{name}`.
+        - Input: $(N, C_{in}, L)$ or $(C_{in}, L)$.
+        - Output: $(N, C_{out}, L_{out})$ or $(C_{out}, L_{out})$, sizes as in
+            `torch.nn.Conv1d`.
+
+    Raises:
+        onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
+        ValueError: for options out of range.
 
     Examples:
-        >>> layer = AOL{name}(3, 16, 3, padding=1)
-        >>> layer(torch.zeros(1, 3, {sizes})).shape
-        torch.Size([1, 16, {sizes}])
+        >>> layer = AOLConv1d(3, 16, 3, stride=2, padding=1)
+        >>> layer(torch.zeros(1, 3, 8)).shape
+        torch.Size([1, 16, 4])
     """
-_INPUT_SIZE = """        input_size: for strided convolutions with circular padding only: spatial size of every input.
-            If the stride divides it, the stride-aware bound is used, and other input sizes raise an error.
-"""
 
-
-def _documented(kind: _Kind) -> _Kind:
-    """Fill in the one text that describes all convolutions; their signatures differ as those of torch.nn do."""
-    name = kind.__name__.removeprefix("AOL")
-    axes = int(name[-2])
-    transposed = "Transpose" in name
-    kind.__doc__ = _CONVOLUTION.format(
-        name=name,
-        axes=", ".join("DHW"[3 - axes :]),
-        axes_out=", ".join(f"{axis}_{{out}}" for axis in "DHW"[3 - axes :]),
-        sizes=", ".join(["8"] * axes),
-        same="" if transposed else ', or "same" or "valid"',
-        modes='only "zeros"' if transposed else '"zeros" or "circular"',
-        output_padding="        output_padding: added to one side of the output.\n" if transposed else "",
-        input_size="" if transposed else _INPUT_SIZE,
-    )
-    return kind
-
-
-@_documented
-class AOLConv1d(_AOLConv, nn.Conv1d):
     plain_class = nn.Conv1d
 
 
-@_documented
 class AOLConv2d(_AOLConv, nn.Conv2d):
+    r"""`torch.nn.Conv2d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size, for zero padding of any amount, and for circular padding of at most
+    `dilation * (kernel_size - 1)` in total. It takes the stride into account.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
+        kernel_size: size of the kernel, one integer or one per axis.
+        stride: stride of the convolution.
+        padding: padding on both sides, or "same" or "valid".
+        dilation: distance between the taps of the kernel.
+        groups: number of groups of channels that are not connected with each other.
+        bias: whether to learn an additive bias.
+        padding_mode: "zeros" or "circular". Other modes copy pixels, so that the bound does not hold.
+        device: device of the parameters.
+        dtype: type of the parameters.
+        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
+        lipschitz: the constant to guarantee instead of 1.
+        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
+            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
+
+    Shape:
+        - Input: $(N, C_{in}, H, W)$ or $(C_{in}, H, W)$.
+        - Output: $(N, C_{out}, H_{out}, W_{out})$ or $(C_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.Conv2d`.
+
+    Raises:
+        onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = AOLConv2d(3, 16, 3, stride=2, padding=1)
+        >>> layer(torch.zeros(1, 3, 8, 8)).shape
+        torch.Size([1, 16, 4, 4])
+    """
+
     plain_class = nn.Conv2d
 
 
-@_documented
 class AOLConv3d(_AOLConv, nn.Conv3d):
+    r"""`torch.nn.Conv3d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size, for zero padding of any amount, and for circular padding of at most
+    `dilation * (kernel_size - 1)` in total. It takes the stride into account.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
+        kernel_size: size of the kernel, one integer or one per axis.
+        stride: stride of the convolution.
+        padding: padding on both sides, or "same" or "valid".
+        dilation: distance between the taps of the kernel.
+        groups: number of groups of channels that are not connected with each other.
+        bias: whether to learn an additive bias.
+        padding_mode: "zeros" or "circular". Other modes copy pixels, so that the bound does not hold.
+        device: device of the parameters.
+        dtype: type of the parameters.
+        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
+        lipschitz: the constant to guarantee instead of 1.
+        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
+            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
+
+    Shape:
+        - Input: $(N, C_{in}, D, H, W)$ or $(C_{in}, D, H, W)$.
+        - Output: $(N, C_{out}, D_{out}, H_{out}, W_{out})$ or $(C_{out}, D_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.Conv3d`.
+
+    Raises:
+        onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = AOLConv3d(3, 16, 3, stride=2, padding=1)
+        >>> layer(torch.zeros(1, 3, 8, 8, 8)).shape
+        torch.Size([1, 16, 4, 4, 4])
+    """
+
     plain_class = nn.Conv3d
 
 
-@_documented
 class AOLConvTranspose1d(_AOLConvTranspose, nn.ConvTranspose1d):
+    r"""`torch.nn.ConvTranspose1d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size and for every padding and output padding. It takes the stride into account.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
+        kernel_size: size of the kernel.
+        stride: stride of the convolution.
+        padding: `dilation * (kernel_size - 1) - padding` zeros are added on both sides of the input.
+        output_padding: additional size on one side of the output.
+        groups: number of groups of channels that are not connected with each other.
+        bias: whether to learn an additive bias.
+        dilation: distance between the taps of the kernel.
+        padding_mode: only "zeros".
+        device: device of the parameters.
+        dtype: type of the parameters.
+        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
+        lipschitz: the constant to guarantee instead of 1.
+
+    Shape:
+        - Input: $(N, C_{in}, L)$ or $(C_{in}, L)$.
+        - Output: $(N, C_{out}, L_{out})$ or $(C_{out}, L_{out})$, sizes as in
+            `torch.nn.ConvTranspose1d`.
+
+    Raises:
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = AOLConvTranspose1d(16, 3, 2, stride=2)
+        >>> layer(torch.zeros(1, 16, 4)).shape
+        torch.Size([1, 3, 8])
+    """
+
     plain_class = nn.ConvTranspose1d
 
 
-@_documented
 class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
+    r"""`torch.nn.ConvTranspose2d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size and for every padding and output padding. It takes the stride into account.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
+        kernel_size: size of the kernel, one integer or one per axis.
+        stride: stride of the convolution.
+        padding: `dilation * (kernel_size - 1) - padding` zeros are added on both sides of the input.
+        output_padding: additional size on one side of the output.
+        groups: number of groups of channels that are not connected with each other.
+        bias: whether to learn an additive bias.
+        dilation: distance between the taps of the kernel.
+        padding_mode: only "zeros".
+        device: device of the parameters.
+        dtype: type of the parameters.
+        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
+        lipschitz: the constant to guarantee instead of 1.
+
+    Shape:
+        - Input: $(N, C_{in}, H, W)$ or $(C_{in}, H, W)$.
+        - Output: $(N, C_{out}, H_{out}, W_{out})$ or $(C_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.ConvTranspose2d`.
+
+    Raises:
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = AOLConvTranspose2d(16, 3, 2, stride=2)
+        >>> layer(torch.zeros(1, 16, 4, 4)).shape
+        torch.Size([1, 3, 8, 8])
+    """
+
     plain_class = nn.ConvTranspose2d
 
 
-@_documented
 class AOLConvTranspose3d(_AOLConvTranspose, nn.ConvTranspose3d):
+    r"""`torch.nn.ConvTranspose3d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
+
+    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
+    of every size and for every padding and output padding. It takes the stride into account.
+
+    Args:
+        in_channels: number of channels of the input.
+        out_channels: number of channels of the output.
+        kernel_size: size of the kernel, one integer or one per axis.
+        stride: stride of the convolution.
+        padding: `dilation * (kernel_size - 1) - padding` zeros are added on both sides of the input.
+        output_padding: additional size on one side of the output.
+        groups: number of groups of channels that are not connected with each other.
+        bias: whether to learn an additive bias.
+        dilation: distance between the taps of the kernel.
+        padding_mode: only "zeros".
+        device: device of the parameters.
+        dtype: type of the parameters.
+        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
+        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
+        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
+        lipschitz: the constant to guarantee instead of 1.
+
+    Shape:
+        - Input: $(N, C_{in}, D, H, W)$ or $(C_{in}, D, H, W)$.
+        - Output: $(N, C_{out}, D_{out}, H_{out}, W_{out})$ or $(C_{out}, D_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.ConvTranspose3d`.
+
+    Raises:
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = AOLConvTranspose3d(16, 3, 2, stride=2)
+        >>> layer(torch.zeros(1, 16, 4, 4, 4)).shape
+        torch.Size([1, 3, 8, 8, 8])
+    """
+
     plain_class = nn.ConvTranspose3d

@@ -1,13 +1,4 @@
-"""Centering: subtract a mean and never divide, which keeps the constant where batch normalisation loses it.
-
-BatchCentering: the normalisation of LiResNet (Hu et al., "Unlocking deterministic robustness certification on
-ImageNet", NeurIPS 2023).  In eval mode it is a translation, x - m with the stored m: ||f(x) - f(y)||_2 = ||x - y||_2.
-In training m is the mean of the batch, so samples depend on each other: then the map of the *whole batch* is
-1-Lipschitz (an orthogonal projection), but no statement about one sample holds.  Certify in eval mode.
-
-LayerCentering: x - mean(x) over axes of one sample, the orthogonal projection along the vector of ones:
-||f(x) - f(y)||_2 <= ||x - y||_2, in training as in eval.  Assumes that none of the axes is the batch.
-"""
+"""Centering: subtract a mean without dividing by a standard deviation, which keeps the Lipschitz constant at 1."""
 
 from typing import Any
 
@@ -17,11 +8,11 @@ from torch.autograd import Function
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.nn._base import along_axis, axis_length
+from onelip.nn._base import along_axis, axis_length, check_channels
 
 
 class _AllReduceSum(Function):
-    """Sum over all processes; every process depends on every input, so the gradient is the same sum."""
+    """Sum over all processes. Each output depends on the inputs of all, so the gradient is the same sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -35,10 +26,33 @@ class _AllReduceSum(Function):
 
 
 class BatchCentering(LipschitzModule):
-    """Subtract the mean of each channel (axis 1): that of the batch in training, the running mean in eval mode.
+    r"""Subtract the mean of each channel: the mean of the batch in training, the running mean in evaluation.
 
-    With torch.distributed initialised the batch is that of all processes together, whatever their shares are.
-    The constant 1 is that of eval mode; in training one sample's output depends on the others.
+    In eval mode the layer is the translation $x - m$ with the stored mean $m$, so
+    $\|f(x) - f(y)\|_2 = \|x - y\|_2$. In training the output of a sample depends on the other samples of the batch: the
+    map of the whole batch is an orthogonal projection, hence 1-Lipschitz, but no statement about a single sample holds.
+    The constant 1 is that of eval mode; certify in eval mode.
+
+    With torch.distributed initialised, the mean is that of the samples of all processes together.
+
+    It is the normalisation of LiResNet (Hu et al., "Unlocking Deterministic Robustness Certification on ImageNet",
+    NeurIPS 2023).
+
+    Args:
+        num_features: number of channels (axis 1).
+        momentum: weight of the new batch in the running mean, from 0 to 1.
+        device: device of the running mean.
+        dtype: type of the running mean.
+
+    Shape:
+        - Input: $(N, C, *)$ with $C$ = num_features.
+        - Output: same shape as the input.
+
+    Attributes:
+        running_mean: buffer `(num_features,)`, initialised with zeros.
+
+    Raises:
+        ValueError: if `momentum` is not in [0, 1].
 
     Examples:
         >>> layer = BatchCentering(1)
@@ -50,37 +64,38 @@ class BatchCentering(LipschitzModule):
 
     running_mean: Tensor
 
-    def __init__(self, num_features: int, momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        momentum: float = 0.1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if not 0.0 <= momentum <= 1.0:
             raise ValueError(f"expected momentum in [0, 1], got {momentum!r}; it is the weight of the new batch")
         self.num_features = check_integer("num_features", num_features)
         self.momentum = momentum
-        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
 
     def _batch_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean per channel over all samples of all processes, and their number."""
+        """Return the mean per channel over all samples of all processes, and the number of elements."""
         axes = [i for i in range(x.dim()) if i != 1]
         dtype = torch.promote_types(x.dtype, self.running_mean.dtype)
         total = x.sum(axes, dtype=dtype)
         count = total.new_full((1,), x.numel() // self.num_features)
         if dist.is_available() and dist.is_initialized():
-            # One message for sums and count; float64 counts exactly far beyond what float32 does.
+            # One message for sums and count, in float64, which represents larger counts exactly.
             packed = _AllReduceSum.apply(torch.cat([total, count]).double())
             total, count = packed.to(dtype).split([self.num_features, 1])  # pyright: ignore[reportAttributeAccessIssue]
         return total / count.clamp(min=1), count
 
     def forward(self, x: Tensor) -> Tensor:
-        n = axis_length(x, 1, "BatchCentering")
-        if n != self.num_features:
-            raise ValueError(
-                f"BatchCentering expected {self.num_features} channels on axis 1, got {n} "
-                f"(input of shape {tuple(x.shape)}); build it with num_features={n}"
-            )
+        check_channels(x, 1, self.num_features, "BatchCentering", "num_features")
         mean = self.running_mean
         if self.training:
             mean, count = self._batch_mean(x)
-            with torch.no_grad():  # an empty batch says nothing about the mean
+            with torch.no_grad():  # an empty batch does not change the mean
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)
         return x - along_axis(mean.to(x.dtype), x, 1)
@@ -90,7 +105,19 @@ class BatchCentering(LipschitzModule):
 
 
 class LayerCentering(LipschitzModule):
-    """Subtract from every sample its own mean over the axes `dim` (not the batch axis 0).
+    r"""Subtract from each sample its own mean over the axes `dim`.
+
+    This is the orthogonal projection along the vector of ones, hence 1-Lipschitz, in training as in evaluation.
+
+    Args:
+        dim: axis or axes of the mean, without the batch axis 0.
+
+    Shape:
+        - Input: $(N, *)$, any shape that has the axes `dim`.
+        - Output: same shape as the input.
+
+    Raises:
+        ValueError: if `dim` is empty.
 
     Examples:
         >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0]]))
@@ -103,7 +130,7 @@ class LayerCentering(LipschitzModule):
         super().__init__()
         self.dim = (dim,) if isinstance(dim, int) else tuple(dim)
         if not self.dim:
-            raise ValueError("expected at least one axis, got (); name the axes to centre over, such as (1, 2, 3)")
+            raise ValueError("expected at least one axis, got (); pass the axes of the mean, such as (1, 2, 3)")
 
     def forward(self, x: Tensor) -> Tensor:
         for dim in self.dim:
@@ -111,7 +138,7 @@ class LayerCentering(LipschitzModule):
             if dim % x.dim() == 0:
                 raise ValueError(
                     f"LayerCentering expected axes of one sample, got the batch axis 0 among {self.dim} for an input "
-                    f"of shape {tuple(x.shape)}; leave it out, or use BatchCentering"
+                    f"of shape {tuple(x.shape)}; remove it, or use BatchCentering"
                 )
         return x - x.mean(self.dim, keepdim=True)
 

@@ -1,12 +1,4 @@
-"""GroupSort: the axis is cut into groups, each group is sorted.
-
-Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019.  Inequality: ||sort(x) - sort(y)||_2 <=
-||x - y||_2 within each group (rearrangement), so for all of them together.  Assumes that the group size divides the
-length of the axis.  Exact in floating point.
-
-Group j of an axis of length n consists of the elements j, j + n/g, j + 2n/g, ..., and is sorted downwards, so that
-group size 2 is MaxMin to the letter.  Which elements make a group is only a permutation of the channels.
-"""
+"""GroupSort: sort groups of channels."""
 
 import torch
 from torch import Tensor
@@ -20,7 +12,18 @@ from onelip.nn.maxmin import maxmin
 
 
 def groupsort(x: Tensor, group_size: int | None = None, dim: int = 1) -> Tensor:
-    """Sort groups of `group_size` elements of axis `dim` downwards; None or -1 sorts the whole axis.
+    """Sort groups of `group_size` elements of axis `dim` in descending order; see `GroupSort`.
+
+    Args:
+        x: the input.
+        group_size: elements of each group; None or -1 for one group with the whole axis.
+        dim: axis that is split into groups.
+
+    Returns:
+        A tensor of the shape of `x`.
+
+    Raises:
+        ValueError: if the group size does not divide the length of the axis.
 
     Examples:
         >>> groupsort(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
@@ -37,7 +40,7 @@ def groupsort(x: Tensor, group_size: int | None = None, dim: int = 1) -> Tensor:
     if n % size:
         raise ValueError(
             f"groupsort expected axis {dim} to be a multiple of the group size {size}, got length {n} "
-            f"(input of shape {tuple(x.shape)}); choose a divisor of {n}, or pad with PadChannels"
+            f"(input of shape {tuple(x.shape)}); use a divisor of {n}, or append zeros with PadChannels"
         )
     dim = dim % x.dim()
     groups = x.unflatten(dim, (size, n // size))
@@ -45,7 +48,23 @@ def groupsort(x: Tensor, group_size: int | None = None, dim: int = 1) -> Tensor:
 
 
 class GroupSort(LipschitzModule):
-    """`groupsort` as a layer: 1-Lipschitz, and the derivative is a permutation everywhere.
+    r"""Sort each group of channels in descending order.
+
+    Group $j$ of an axis of length $n$ with group size $g$ consists of the elements $j, j + n/g, j + 2n/g, \ldots$, so
+    that group size 2 is `MaxMin`. Which elements form a group is only a permutation of the channels.
+
+    The layer is 1-Lipschitz because $\|\mathrm{sort}(x) - \mathrm{sort}(y)\|_2 \le \|x - y\|_2$ (rearrangement
+    inequality) in each group. It is exact in floating point, and its Jacobian is a permutation everywhere.
+
+    From Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019.
+
+    Args:
+        group_size: elements of each group, a divisor of the number of channels; None or -1 sorts all of them.
+        dim: axis of the channels.
+
+    Shape:
+        - Input: $(N, C, *)$, or any shape that has the axis `dim`; the group size divides $C$.
+        - Output: same shape as the input.
 
     Examples:
         >>> GroupSort(4)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))

@@ -1,23 +1,4 @@
-"""Householder activations: every pair of channels is folded along learned lines of its plane.
-
-Singla, Singla, Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.
-
-Order 1, one angle t: the half plane  x sin(t/2) <= y cos(t/2)  stays, the other is reflected on the border line
-(angle t/2).  t = pi/2 gives (min, max).  Order 2, angles t0, t1, t2, on the polar angle phi counted from t0/2:
-
-    sector                                  polar angle after    map of the plane
-    0              <= phi < t1/2            phi                  identity
-    t1/2           <= phi < (t1 + t2)/2     t1 - phi             reflection, angle t0 + t1
-    (t1 + t2)/2    <= phi < pi + t2/2       phi - t2             rotation by -t2
-    pi + t2/2      <= phi < 2 pi            2 pi - phi           reflection, angle t0
-
-The four sectors have the lengths t1/2, t2/2, pi - t1/2, pi - t2/2, and neighbours agree on every border, also at
-2 pi = 0.  So for t1, t2 in [0, 2 pi] and every t0 the map is continuous, and t2 = 0 is order 1.
-
-Inequality: ||f(p) - f(q)||_2 <= ||p - q||_2: f is continuous and orthogonal on finitely many pieces, so it does not
-lengthen the image of the straight line from p to q.  Assumes t1, t2 in [0, 2 pi]: the forward pass folds the free
-parameters there by a triangle wave, which unlike clamping has slope ±1 everywhere, so no angle ever gets stuck.
-"""
+"""Householder activations: fold each pair of channels along learned lines of its plane."""
 
 import math
 
@@ -26,12 +7,12 @@ from torch import Tensor, nn
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.nn._base import along_axis, halves
+from onelip.nn._base import along_axis, check_channels, halves
 
 
 def _fold(angle: Tensor) -> Tensor:
-    """Triangle wave: the identity on [0, 2 pi], continued evenly and with period 4 pi."""
-    # The clamp catches only rounding in the remainder.
+    """Triangle wave: the identity on [0, 2 pi], even, with period 4 pi."""
+    # The clamp only removes rounding errors of the remainder.
     return (torch.remainder(angle + 2 * math.pi, 4 * math.pi) - 2 * math.pi).abs().clamp(max=2 * math.pi)
 
 
@@ -42,7 +23,7 @@ def _order1(x: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _order2(x: Tensor, y: Tensor, t0: Tensor, t1: Tensor, t2: Tensor) -> tuple[Tensor, Tensor]:
-    # Only chooses the piece: atan2 has no derivative at the origin, and none is wanted.
+    # phi only selects the piece, so its derivative (undefined at the origin) is not needed.
     phi = torch.remainder(torch.atan2(y.detach(), x.detach()) - t0.detach() / 2, 2 * math.pi)
     first, second, third = phi < t1 / 2, phi < (t1 + t2) / 2, phi < math.pi + t2 / 2
 
@@ -57,10 +38,46 @@ def _order2(x: Tensor, y: Tensor, t0: Tensor, t1: Tensor, t2: Tensor) -> tuple[T
 
 
 class Householder(LipschitzModule):
-    """Fold the pairs (x[i], x[i + n/2]) of axis `dim`; 1-Lipschitz with an orthogonal derivative.
+    r"""Fold each pair of channels $(x_i, x_{i + n/2})$ along learned lines of its plane.
 
-    `angles` (n/2,) for order 1, all pi/2 at first; (3, n/2) for order 2, uniform on [0, pi] at first.  They want no
-    weight decay.
+    **Order 1**, one angle $t$ per pair: points with $x \sin(t/2) \le y \cos(t/2)$ are unchanged, all others are
+    reflected at the line of angle $t/2$. For $t = \pi/2$ this is (min, max).
+
+    **Order 2**, three angles per pair, by the polar angle $\varphi$ relative to $t_0/2$:
+
+    | sector | polar angle of the output | map |
+    |---|---|---|
+    | $0 \le \varphi < t_1/2$ | $\varphi$ | identity |
+    | $t_1/2 \le \varphi < (t_1 + t_2)/2$ | $t_1 - \varphi$ | reflection, angle $t_0 + t_1$ |
+    | $(t_1 + t_2)/2 \le \varphi < \pi + t_2/2$ | $\varphi - t_2$ | rotation by $-t_2$ |
+    | $\pi + t_2/2 \le \varphi < 2\pi$ | $2\pi - \varphi$ | reflection, angle $t_0$ |
+
+    The sectors have the lengths $t_1/2$, $t_2/2$, $\pi - t_1/2$ and $\pi - t_2/2$, and neighbouring maps agree on the
+    borders. So the map is continuous for $t_1, t_2 \in [0, 2\pi]$ and every $t_0$; with $t_2 = 0$ it is order 1.
+
+    The layer is 1-Lipschitz: it is continuous and orthogonal on finitely many pieces, so it does not lengthen the image
+    of the segment from $p$ to $q$. The forward pass folds the parameters $t_1, t_2$ into $[0, 2\pi]$ by a triangle
+    wave. Its slope is $\pm 1$ everywhere, so that, unlike with clamping, no angle stops training.
+
+    From Singla, Singla, Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.
+
+    Args:
+        channels: number of channels, even.
+        order: 1 or 2.
+        dim: axis of the channels.
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Shape:
+        - Input: $(N, C, *)$, or any shape whose axis `dim` has length `channels`.
+        - Output: same shape as the input.
+
+    Attributes:
+        angles: parameter, `(channels / 2,)` for order 1, initialised with $\pi/2$; `(3, channels / 2)` for order 2,
+            initialised uniformly in $[0, \pi]$. Do not apply weight decay to it.
+
+    Raises:
+        ValueError: for an odd number of channels, and for other orders.
 
     Examples:
         >>> Householder(2)(torch.tensor([[5.0, 3.0]])).detach()
@@ -69,30 +86,37 @@ class Householder(LipschitzModule):
 
     proved_constant = 1.0
 
-    def __init__(self, channels: int, order: int = 1, dim: int = 1) -> None:
+    def __init__(
+        self,
+        channels: int,
+        order: int = 1,
+        dim: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if check_integer("channels", channels, 2) % 2:
-            raise ValueError(f"expected an even number of channels, got {channels}; the fold needs pairs")
+            raise ValueError(
+                f"expected an even number of channels, got {channels}; the layer acts on pairs of channels"
+            )
         if order not in (1, 2):
-            raise ValueError(f"expected order 1 or 2, got {order!r}; higher orders are not defined here")
+            raise ValueError(f"expected order 1 or 2, got {order!r}")
         self.channels, self.order, self.dim = channels, order, dim
-        self.angles = nn.Parameter(torch.empty(channels // 2) if order == 1 else torch.empty(3, channels // 2))
+        shape = (channels // 2,) if order == 1 else (3, channels // 2)
+        self.angles = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        r"""Initialise the angles: $\pi/2$ for order 1, uniform in $[0, \pi]$ for order 2."""
         if self.order == 1:
             nn.init.constant_(self.angles, math.pi / 2)
         else:
             nn.init.uniform_(self.angles, 0.0, math.pi)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_channels(x, self.dim, self.channels, "Householder")
         a, b = halves(x, self.dim, "Householder")
-        if x.shape[self.dim] != self.channels:
-            raise ValueError(
-                f"Householder expected {self.channels} channels on axis {self.dim}, got {x.shape[self.dim]} "
-                f"(input of shape {tuple(x.shape)}); build it with that number or give another `dim`"
-            )
-        # In the wider type: cosine and sine in bfloat16 have squares that add up to 1.004.
+        # In the wider type: in bfloat16 the squares of cosine and sine add up to 1.004.
         dtype = max(x.dtype, self.angles.dtype, key=lambda t: t.itemsize)
         a, b, angles = a.to(dtype), b.to(dtype), along_axis(self.angles.to(dtype), x, self.dim)
         if self.order == 1:

@@ -1,9 +1,9 @@
-"""Initial weights for which AOL's bound is tight, as the paper chooses them.
+r"""Initial weights for which the bound of AOL is tight, as in the paper.
 
-Layers that preserve the size start as the identity, all others with random orthogonal columns. More columns than rows
-cannot be orthogonal: there each column is a member of an orthonormal basis, and those that share a member share its
-length ("repeated orthogonal"), which keeps every row sum of |P^T P| at 1. All weight sits on one tap, so that the
-correlations at other offsets vanish.
+Layers that preserve the number of channels start as the identity, all others with random orthogonal columns. More
+columns than rows cannot be orthogonal: then each column is a member of an orthonormal basis, and columns that share a
+member share its length ("repeated orthogonal"), which keeps each row sum of $|P^\top P|$ at 1. All weight is on one
+tap, so that the correlations at other offsets vanish.
 """
 
 from typing import TypeVar
@@ -17,7 +17,15 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 def orthogonal_columns(rows: int, columns: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """A random (rows, columns) matrix, float64, with orthonormal columns, or repeated orthogonal if there are too many.
+    r"""Return a random matrix with orthonormal columns; repeated orthogonal if there are more columns than rows.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+        generator: random number generator, on the CPU.
+
+    Returns:
+        A matrix $W$ `(rows, columns)` in float64 whose row sums of $|W^\top W|$ are 1.
 
     Examples:
         >>> W = orthogonal_columns(3, 8)
@@ -27,14 +35,14 @@ def orthogonal_columns(rows: int, columns: int, *, generator: torch.Generator | 
     basis = _orthonormal(rows, min(rows, columns), generator)
     if columns <= rows:
         return basis
-    # Every member once or more, as evenly as possible, in random order; a member used n times is divided by sqrt(n).
+    # Each basis vector is used equally often, up to one, in random order; used n times it is divided by sqrt(n).
     member = torch.arange(columns)[torch.randperm(columns, generator=generator)] % rows
     count = torch.bincount(member, minlength=rows)
     return basis[:, member] / count[member].sqrt()
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """Uniformly distributed: QR of a Gaussian matrix with the signs of R's diagonal made positive."""
+    """Uniformly distributed: QR of a Gaussian matrix, with the signs of the diagonal of R made positive."""
     gaussian = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
     Q, R = torch.linalg.qr(gaussian)
     return Q * R.diagonal().sign()
@@ -43,7 +51,22 @@ def _orthonormal(rows: int, columns: int, generator: torch.Generator | None) -> 
 def tight_weight(
     geometry: Geometry, shape: tuple[int, ...], side: str, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """A float64 weight of the given shape whose AOL bound on the given side is tight: identity where rows = columns."""
+    """Return a weight whose AOL bound is tight: the identity where rows = columns, else orthogonal columns.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        shape: shape of the weight.
+        side: side that AOL rescales, "inputs" or "outputs".
+        generator: random number generator, on the CPU.
+
+    Returns:
+        The weight, in float64.
+
+    Examples:
+        >>> layer = nn.Linear(2, 2)
+        >>> tight_weight(geometry_of(layer), (2, 2), "inputs").tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
     kernel = torch.zeros(geometry.kernel_shape(shape, side), dtype=torch.float64)  # (g, rows, columns, *taps)
     groups, rows, columns = kernel.shape[:3]
     if kernel.numel() == 0:
@@ -58,12 +81,21 @@ def tight_weight(
 
 
 def tight_(module: Layer, side: str = "inputs", *, generator: torch.Generator | None = None) -> Layer:
-    """Fill a linear layer's weight as the paper does, its bias with zeros, in place; return the layer.
+    """Initialise a linear layer in place such that the bound of AOL is tight; the bias is set to zero.
 
     Args:
-        module: Linear, ConvNd or ConvTransposeNd, plain or parametrized.
-        side: the side that AOL rescales.
-        generator: source of randomness, on the CPU.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d, plain or parametrized.
+        side: side that AOL rescales, "inputs" or "outputs".
+        generator: random number generator, on the CPU.
+
+    Returns:
+        The same module.
+
+    Examples:
+        >>> layer = tight_(nn.Conv2d(3, 3, 3, padding=1))
+        >>> x = torch.randn(1, 3, 5, 5)
+        >>> torch.equal(layer(x), x)
+        True
     """
     weight = module.weight
     assert isinstance(weight, Tensor)
@@ -73,7 +105,7 @@ def tight_(module: Layer, side: str = "inputs", *, generator: torch.Generator | 
     with torch.no_grad():
         if isinstance(weight, nn.Parameter):
             weight.copy_(wanted)
-        else:  # parametrized: goes through the right inverse
+        else:  # parametrized: the right inverse of the parametrization is applied
             module.weight = wanted.to(weight.device, weight.dtype)
         if isinstance(module.bias, Tensor):
             module.bias.zero_()

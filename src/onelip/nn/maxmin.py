@@ -1,14 +1,4 @@
-"""MaxMin: every pair (a, b) becomes (max(a, b), min(a, b)).
-
-Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019; the activation of AOL (Prach, Lampert,
-ECCV 2022).  Inequality: ||maxmin(x) - maxmin(y)||_2 <= ||x - y||_2, because sorting both of two pairs never increases
-their distance (rearrangement).  Exact in floating point: values are moved, never computed.  Assumes an axis of even
-length; pairs are the elements i and i + n/2 of it.
-
-Given which pairs are out of order (the mask), the map is a swap S: linear, symmetric, a permutation.  So its
-derivative is S applied to the gradient, of every order, and at ties S is still a permutation: gradient norms are kept,
-where torch's own derivative of `maximum` halves them.  One bit of information per pair is all that is stored.
-"""
+"""MaxMin: sort pairs of channels, with a derivative that is a permutation everywhere."""
 
 from typing import Any
 
@@ -26,13 +16,13 @@ _WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _swap(x: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """Exchange the halves of `x` wherever `mask` is set."""
+    """Exchange the halves of `x` where `mask` is set."""
     try:
         return _swap_in_place(x, mask, dim)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
-        # `jacobian(..., vectorize=True)` and tensor subclasses may know neither `out=` nor views of another type.
+        # `jacobian(..., vectorize=True)` and tensor subclasses may support neither `out=` nor views of another type.
         return _swap_plain(x, mask, dim)
 
 
@@ -49,8 +39,8 @@ def _swap_in_place(x: Tensor, mask: Tensor, dim: int) -> Tensor:
         torch.where(mask, b, a, out=p)
         torch.where(mask, a, b, out=q)
         return out
-    # On a CPU torch's `where` is not vectorised: the same exchange by exclusive or on the bit patterns takes about a
-    # quarter of its time, and moves every value unchanged, infinities and NaN too.
+    # On a CPU, `where` of torch is not vectorised. The same exchange by exclusive or of the bit patterns takes about a
+    # quarter of the time, and moves all values unchanged, also infinities and NaN.
     (a, b), (p, q) = halves(x.view(word), dim, "maxmin"), halves(out.view(word), dim, "maxmin")
     torch.bitwise_xor(a, b, out=q)
     q.mul_(mask)
@@ -60,7 +50,7 @@ def _swap_in_place(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 def _sort(x: Tensor, dim: int) -> Tensor:
-    """The same as `_swap` with the mask of `x` itself, in two passes; a NaN in a pair makes both of it NaN."""
+    """Like `_swap` with the mask of `x` itself, in two passes; a NaN in a pair makes both values NaN."""
     a, b = halves(x, dim, "maxmin")
     try:
         out = torch.empty_like(x)  # keeps channels_last
@@ -70,7 +60,7 @@ def _sort(x: Tensor, dim: int) -> Tensor:
         return out
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # as in `_swap`; also forward mode and vmap where gradients are switched off
+    except RuntimeError:  # as in `_swap`; also forward mode and vmap without gradients
         return _sort_plain(x, dim)
 
 
@@ -80,7 +70,7 @@ def _sort_plain(x: Tensor, dim: int) -> Tensor:
 
 
 class _Swap(Function):
-    """The swap and all of its derivatives; `own` says that the mask is that of `x` itself."""
+    """The swap, which is its own derivative of every order; with `own` the mask is that of `x` itself."""
 
     @staticmethod
     def forward(x: Tensor, mask: Tensor, dim: int, own: bool) -> Tensor:
@@ -113,7 +103,17 @@ class _Swap(Function):
 
 
 def maxmin(x: Tensor, dim: int = 1) -> Tensor:
-    """Maxima of the pairs (x[i], x[i + n/2]) in the first half of axis `dim`, minima in the second.
+    """Sort each pair `(x[i], x[i + n/2])` of an axis of even length; see `MaxMin`.
+
+    Args:
+        x: the input.
+        dim: axis of the channels, of even length $n$.
+
+    Returns:
+        A tensor of the shape of `x`: the maxima in the first half of the axis, the minima in the second.
+
+    Raises:
+        ValueError: if the axis has an odd length.
 
     Examples:
         >>> maxmin(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
@@ -123,7 +123,7 @@ def maxmin(x: Tensor, dim: int = 1) -> Tensor:
     if torch.compiler.is_exporting():
         return _sort_plain(x, dim)
     if is_compiling():
-        # `where` rather than `maximum`: the compiled derivative is then the same permutation.
+        # `where` instead of `maximum`, so that the compiled derivative is the same permutation.
         return _swap_plain(x, a < b, dim)
     if not torch.is_grad_enabled():
         return _sort(x, dim)
@@ -131,7 +131,23 @@ def maxmin(x: Tensor, dim: int = 1) -> Tensor:
 
 
 class MaxMin(LipschitzModule):
-    """`maxmin` as a layer: 1-Lipschitz, and the derivative is orthogonal everywhere.
+    r"""Sort pairs of channels: $(a, b) \mapsto (\max(a, b), \min(a, b))$ for $a = x_i$, $b = x_{i + n/2}$.
+
+    The layer is 1-Lipschitz because sorting both of two pairs never increases their distance (rearrangement
+    inequality). It is exact in floating point: values are moved, not computed.
+
+    Given the mask of the pairs that are out of order, the map is a swap $S$: linear, symmetric, a permutation. So the
+    derivative of every order is $S$ applied to the gradient, also at ties, where that of `torch.maximum` would halve
+    gradients. One bit per pair is stored for the backward pass.
+
+    From Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019; it is the activation of AOL.
+
+    Args:
+        dim: axis of the channels, of even length.
+
+    Shape:
+        - Input: $(N, C, *)$ with even $C$, or any shape whose axis `dim` has an even length.
+        - Output: same shape as the input; the maxima in the first half of the channels, the minima in the second.
 
     Examples:
         >>> MaxMin()(torch.tensor([[1.0, 2.0, 4.0, 0.0]]))

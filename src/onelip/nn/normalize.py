@@ -1,9 +1,4 @@
-"""Standardisation as a layer: (x - mean) / std per channel, inside the network, so that radii are in pixel units.
-
-Inequality: ||f(x) - f(y)||_2 <= ||x - y||_2 / min std, reached by images that differ in the channel of the smallest std
-only.  For CIFAR-10's usual numbers the constant is about 4.1: a network that is 1-Lipschitz on standardised images is
-not 1-Lipschitz on images, and a radius that forgets this is about 4 times too large.
-"""
+"""Standardisation of images as a layer of the network, so that radii are in units of the image."""
 
 import math
 from collections.abc import Sequence
@@ -16,11 +11,33 @@ from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.graph import kinds
 from onelip.graph.lowering import Lowering, lowers
-from onelip.nn._base import along_axis, axis_length
+from onelip.nn._base import along_axis, check_channels
 
 
 class Normalize(LipschitzModule):
-    """(x - mean) / std with one mean and one std for each channel (axis 1); both are buffers.
+    r"""Standardise each channel with fixed numbers: $y_c = (x_c - \mathrm{mean}_c) / \mathrm{std}_c$.
+
+    The Lipschitz constant is $1 / \min_c \mathrm{std}_c$, attained by images that differ only in the channel with the
+    smallest std. For the usual numbers of CIFAR-10 it is about 4.1: a network that is 1-Lipschitz on standardised
+    images is not 1-Lipschitz on images. With this layer inside the network, the constant is part of each bound.
+
+    Args:
+        mean: one mean per channel (axis 1).
+        std: one standard deviation per channel, each above 0.
+        device: device of the buffers; that of `mean` and `std` by default.
+        dtype: type of the buffers; that of `mean` and `std` by default.
+
+    Shape:
+        - Input: $(N, C, *)$, with $C$ the number of means.
+        - Output: same shape as the input.
+
+    Attributes:
+        mean: buffer `(C,)`.
+        std: buffer `(C,)`.
+
+    Raises:
+        ValueError: if the numbers of means and stds differ, or for values that are not finite, or stds that are not
+            above 0.
 
     Examples:
         >>> layer = Normalize((0.5, 0.5, 0.5), (0.25, 0.5, 0.5))
@@ -31,14 +48,17 @@ class Normalize(LipschitzModule):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
+    def __init__(
+        self,
+        mean: Sequence[float] | Tensor,
+        std: Sequence[float] | Tensor,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        means, stds = (torch.as_tensor(value).detach().clone().flatten() for value in (mean, std))
-        means, stds = (v if v.is_floating_point() else v.to(torch.get_default_dtype()) for v in (means, stds))
+        means, stds = (_buffer(value, device, dtype) for value in (mean, std))
         if len(means) != len(stds) or not len(means):
-            raise ValueError(
-                f"expected as many means as stds, one per channel, got {len(means)} and {len(stds)}; give both"
-            )
+            raise ValueError(f"expected one mean and one std per channel, got {len(means)} means and {len(stds)} stds")
         if not bool((stds > 0).all() and torch.isfinite(stds).all() and torch.isfinite(means).all()):
             raise ValueError(f"expected finite means and stds above 0, got {means.tolist()} and {stds.tolist()}")
         self.register_buffer("mean", means)
@@ -46,23 +66,26 @@ class Normalize(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
+        r"""$1 / \min_c \mathrm{std}_c$ of the stored buffer, rounded up."""
         smallest = float(self.std.min())
-        if not (smallest > 0 and bool(torch.isfinite(self.std).all())):  # loaded from somewhere, or NaN
+        if not (smallest > 0 and bool(torch.isfinite(self.std).all())):  # loaded from a state dict, or NaN
             raise UnknownLipschitzConstant(f"expected stds above 0, got {self.std.tolist()}")
         inverse = 1 / smallest
         return inverse if Fraction(inverse) * Fraction(smallest) >= 1 else math.nextafter(inverse, math.inf)
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = axis_length(x, 1, "Normalize")
-        if channels != len(self.mean):
-            raise ValueError(
-                f"Normalize expected {len(self.mean)} channels on axis 1, got {channels} (input of shape "
-                f"{tuple(x.shape)}); give one mean and one std per channel"
-            )
+        check_channels(x, 1, len(self.mean), "Normalize", "len(mean)")
         return (x - along_axis(self.mean.to(x.dtype), x, 1)) / along_axis(self.std.to(x.dtype), x, 1)
 
     def extra_repr(self) -> str:
         return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
+
+
+def _buffer(values: Sequence[float] | Tensor, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
+    tensor = torch.as_tensor(values).detach().clone().flatten()
+    if dtype is None and not tensor.is_floating_point():
+        dtype = torch.get_default_dtype()
+    return tensor.to(device=device, dtype=dtype)
 
 
 @lowers(Normalize)

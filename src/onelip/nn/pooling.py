@@ -1,19 +1,4 @@
-"""Pooling with constant 1: rearranging, averaging with the right factor, and the norm of each window.
-
-With kernel k and stride s per axis, one input is read by at most m = prod ceil(k/s) windows.
-
-Concatenation (space to depth; Prach, Lampert, ECCV 2022): a permutation, ||f(x)||_2 = ||x||_2.
-
-Average.  The rows of the averaging operator A have the inner products <A_o, A_o'> = prod max(0, k - s|o - o'|) / k^2,
-none negative, so by Gershgorin ||A||^2 <= prod r(k, s),  r(k, s) = sum_i max(0, k - s|i|) / k^2.  The layer is
-A / sqrt(prod r).  Never worse than the bound m / prod k of Cauchy-Schwarz, equal to it where s = 1 or s >= k, and
-reached in the limit of large inputs; without overlap (s >= k) reached by every input that is constant on windows.
-Padding with zeros (always counted in the mean) embeds the input, and a rest that fills no window is dropped: both
-only restrict A.
-
-Norm of each window (the L2 pooling of LipNeXt):  | ||u|| - ||v|| | <= ||u - v|| in each window; summed over windows,
-every input counts at most m times, so ||f(x) - f(y)||_2 <= ||x - y||_2 after division by sqrt(m).
-"""
+"""Pooling layers with Lipschitz constant 1: space to depth, scaled averages, and the norm of each window."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +22,7 @@ Size = int | Sequence[int]
 
 
 def _constant(scale: float, square: Fraction) -> float:
-    """A float not below scale times the root of a square; 1 for a scale that was made so and rounded down."""
+    """Return scale * sqrt(square), rounded up; 1 if the scale was computed for 1 and rounded down."""
     if not abs(scale) < math.inf:
         raise UnknownLipschitzConstant(f"expected a finite scale, got {scale}")
     constant = up_root(Fraction(scale) ** 2 * square)
@@ -45,16 +30,14 @@ def _constant(scale: float, square: Fraction) -> float:
 
 
 class _Pool(LipschitzModule):
-    """What all pooling layers share: the number of spatial axes, which are the last ones of the input."""
+    """Base of all pooling layers; the spatial axes are the last `axes` axes of the input."""
 
     axes: int
 
     def __init__(self, kernel_size: Size | None, stride: Size | None = None) -> None:
         super().__init__()
         if kernel_size is None and stride is not None:
-            raise ValueError(
-                f"expected no stride for a global pooling (kernel_size=None), got {stride!r}; leave it out"
-            )
+            raise ValueError(f"expected no stride for a global pooling (kernel_size=None), got {stride!r}; remove it")
         self.kernel_size = None if kernel_size is None else per_axis("kernel_size", kernel_size, self.axes)
         self.stride = self.kernel_size if stride is None else per_axis("stride", stride, self.axes)
         self.padding = (0,) * self.axes
@@ -63,13 +46,13 @@ class _Pool(LipschitzModule):
         if x.dim() not in (self.axes + 1, self.axes + 2):
             raise ValueError(
                 f"{type(self).__name__} expected an input (batch, channels, {self.axes} spatial axes), the batch "
-                f"optional, got shape {tuple(x.shape)}; reshape it or take the layer for another number of axes"
+                f"optional, got shape {tuple(x.shape)}; reshape it, or use the layer for another number of axes"
             )
         k = self.kernel_size or (1,) * self.axes
         if any(n + 2 * p < m for n, m, p in zip(x.shape[-self.axes :], k, self.padding, strict=True)):
             raise ValueError(
                 f"{type(self).__name__} expected spatial sizes of at least {k}, got shape {tuple(x.shape)}; "
-                "take a smaller kernel, or pad the input with zeros"
+                "use a smaller kernel, or pad the input with zeros"
             )
 
     def extra_repr(self) -> str:
@@ -105,25 +88,67 @@ class _ConcatenationPool(_Pool):
 
 
 class ConcatenationPool1d(_ConcatenationPool):
-    """Windows of length k become k channels each: (n, c, l) to (n, c k, l/k)."""
+    r"""Space to depth: the elements of each window become channels.
+
+    This is a permutation of the entries, so $\|f(x)\|_2 = \|x\|_2$. From the networks of AOL (Prach, Lampert, ECCV
+    2022).
+
+    Args:
+        kernel_size: size $k$ of the windows; it is the stride as well.
+
+    Shape:
+        - Input: $(N, C, L)$ or $(C, L)$; the kernel size divides the spatial size.
+        - Output: $(N, C k, L/k)$ or $(C k, L/k)$.
+
+    Examples:
+        >>> import torch
+        >>> ConcatenationPool1d(2)(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 6, 2])
+    """
 
     axes = 1
 
 
 class ConcatenationPool2d(_ConcatenationPool):
-    """Windows become channels: (n, c, h, w) to (n, c k², h/k, w/k), channels in the order of torch's pixel_unshuffle.
+    r"""Space to depth: the pixels of each window become channels in the order of `torch.nn.PixelUnshuffle`.
+
+    This is a permutation of the entries, so $\|f(x)\|_2 = \|x\|_2$. From the networks of AOL (Prach, Lampert, ECCV
+    2022).
+
+    Args:
+        kernel_size: size $k$ of the windows, one integer or one per axis; it is the stride as well.
+
+    Shape:
+        - Input: $(N, C, H, W)$ or $(C, H, W)$; the kernel size divides the spatial size.
+        - Output: $(N, C k^2, H/k, W/k)$ or $(C k^2, H/k, W/k)$.
 
     Examples:
         >>> import torch
-        >>> ConcatenationPool2d(2)(torch.arange(4.0).view(1, 1, 2, 2)).flatten()
-        tensor([0., 1., 2., 3.])
+        >>> ConcatenationPool2d(2)(torch.zeros(1, 3, 4, 4)).shape
+        torch.Size([1, 12, 2, 2])
     """
 
     axes = 2
 
 
 class ConcatenationPool3d(_ConcatenationPool):
-    """Windows become channels: (n, c, d, h, w) to (n, c k³, d/k, h/k, w/k)."""
+    r"""Space to depth: the pixels of each window become channels.
+
+    This is a permutation of the entries, so $\|f(x)\|_2 = \|x\|_2$. From the networks of AOL (Prach, Lampert, ECCV
+    2022).
+
+    Args:
+        kernel_size: size $k$ of the windows, one integer or one per axis; it is the stride as well.
+
+    Shape:
+        - Input: $(N, C, D, H, W)$ or $(C, D, H, W)$; the kernel size divides the spatial size.
+        - Output: $(N, C k^3, D/k, H/k, W/k)$ or $(C k^3, D/k, H/k, W/k)$.
+
+    Examples:
+        >>> import torch
+        >>> ConcatenationPool3d(2)(torch.zeros(1, 3, 4, 4, 4)).shape
+        torch.Size([1, 24, 2, 2, 2])
+    """
 
     axes = 3
 
@@ -135,22 +160,22 @@ class _LipschitzAvgPool(_Pool):
         k = self.kernel_size or (0,) * self.axes
         if any(2 * p > m for p, m in zip(self.padding, k, strict=True)):
             raise ValueError(
-                f"expected padding of at most half the kernel size {self.kernel_size}, got {padding!r}; pad less, "
-                "and not at all where the pooling is global"
+                f"expected padding of at most half the kernel size {self.kernel_size}, got {padding!r}; "
+                "a global pooling has no padding"
             )
         if self.kernel_size is not None:
             self.scale = root_at_most(1 / self._square())
 
     def _square(self) -> Fraction:
-        """A bound of the squared norm of the average alone, from the settings that the layer has now."""
+        """Return a bound on the squared norm of the average alone, from the current settings of the layer."""
         square = Fraction(1)
         for k, s in zip(self.kernel_size or (), self.stride or (), strict=True):
-            square *= Fraction(k + 2 * sum(range(k - s, 0, -s)), k * k)  # r(k, s) of the file's head
+            square *= Fraction(k + 2 * sum(range(k - s, 0, -s)), k * k)  # r(k, s) of the class docstrings
         return square
 
     @property
     def lipschitz_constant(self) -> float:
-        """1 as built; settings that were changed afterwards are counted as they are."""
+        """1 as built; computed from the current settings if they were changed afterwards."""
         is_global = self.kernel_size is None or self.stride is None
         return 1.0 if is_global else _constant(self.scale, self._square())
 
@@ -168,42 +193,122 @@ class _LipschitzAvgPool(_Pool):
 
 
 class LipschitzAvgPool1d(_LipschitzAvgPool):
-    """Average over windows of (n, c, l), times the factor that makes the norm 1; global if kernel_size is None."""
+    r"""Average over windows, scaled such that the Lipschitz constant is 1.
+
+    The rows of the averaging operator $A$ with kernel size $k$ and stride $s$ have the inner products
+    $\prod \max(0, k - s|o - o'|) / k^2 \ge 0$ (a product over the axes). By Gershgorin,
+
+    $$\|A\|_2^2 \le \prod r(k, s), \qquad r(k, s) = \frac{1}{k^2} \sum_i \max(0, k - s|i|),$$
+
+    and the layer is $A / \sqrt{\prod r(k, s)}$. The bound is attained in the limit of large inputs, and for
+    $s \ge k$ by each input that is constant on the windows. Zero padding, and dropping a remainder that does not fill
+    a window, only restrict $A$.
+
+    Args:
+        kernel_size: size of the windows, an integer; None for one window with the whole input.
+        stride: stride of the windows; `kernel_size` by default.
+        padding: zeros on both sides, at most half the kernel size; they are counted in the mean.
+
+    Shape:
+        - Input: $(N, C, L)$ or $(C, L)$.
+        - Output: $(N, C, L_{out})$ or $(C, L_{out})$, sizes as in `torch.nn.AvgPool1d`.
+
+    Attributes:
+        scale: the factor $1 / \sqrt{\prod r(k, s)}$, rounded down.
+
+    Examples:
+        >>> import torch
+        >>> layer = LipschitzAvgPool1d(4)
+        >>> layer(torch.ones(1, 1, 4)).flatten(), round(layer.scale, 4)
+        (tensor([2.]), 2.0)
+    """
 
     axes = 1
 
 
 class LipschitzAvgPool2d(_LipschitzAvgPool):
-    """Average over windows of (n, c, h, w), times the factor that makes the norm 1; global if kernel_size is None.
+    r"""Average over windows, scaled such that the Lipschitz constant is 1.
+
+    The rows of the averaging operator $A$ with kernel size $k$ and stride $s$ have the inner products
+    $\prod \max(0, k - s|o - o'|) / k^2 \ge 0$ (a product over the axes). By Gershgorin,
+
+    $$\|A\|_2^2 \le \prod r(k, s), \qquad r(k, s) = \frac{1}{k^2} \sum_i \max(0, k - s|i|),$$
+
+    and the layer is $A / \sqrt{\prod r(k, s)}$. The bound is attained in the limit of large inputs, and for
+    $s \ge k$ by each input that is constant on the windows. Zero padding, and dropping a remainder that does not fill
+    a window, only restrict $A$.
+
+    Args:
+        kernel_size: size of the windows, one integer or one per axis; None for one window with the
+            whole input.
+        stride: stride of the windows; `kernel_size` by default.
+        padding: zeros on both sides, at most half the kernel size; they are counted in the mean.
+
+    Shape:
+        - Input: $(N, C, H, W)$ or $(C, H, W)$.
+        - Output: $(N, C, H_{out}, W_{out})$ or $(C, H_{out}, W_{out})$, sizes as in `torch.nn.AvgPool2d`.
+
+    Attributes:
+        scale: the factor $1 / \sqrt{\prod r(k, s)}$, rounded down.
 
     Examples:
         >>> import torch
-        >>> layer = LipschitzAvgPool2d(2)  # mean times 2
-        >>> layer(torch.ones(1, 1, 2, 2)), layer.scale
-        (tensor([[[[2.]]]]), 2.0)
+        >>> layer = LipschitzAvgPool2d(2)
+        >>> layer(torch.ones(1, 1, 2, 2)).flatten(), round(layer.scale, 4)
+        (tensor([2.]), 2.0)
     """
 
     axes = 2
 
 
 class LipschitzAvgPool3d(_LipschitzAvgPool):
-    """Average over windows of (n, c, d, h, w), times the factor that makes it norm 1; global if kernel_size is None."""
+    r"""Average over windows, scaled such that the Lipschitz constant is 1.
+
+    The rows of the averaging operator $A$ with kernel size $k$ and stride $s$ have the inner products
+    $\prod \max(0, k - s|o - o'|) / k^2 \ge 0$ (a product over the axes). By Gershgorin,
+
+    $$\|A\|_2^2 \le \prod r(k, s), \qquad r(k, s) = \frac{1}{k^2} \sum_i \max(0, k - s|i|),$$
+
+    and the layer is $A / \sqrt{\prod r(k, s)}$. The bound is attained in the limit of large inputs, and for
+    $s \ge k$ by each input that is constant on the windows. Zero padding, and dropping a remainder that does not fill
+    a window, only restrict $A$.
+
+    Args:
+        kernel_size: size of the windows, one integer or one per axis; None for one window with the
+            whole input.
+        stride: stride of the windows; `kernel_size` by default.
+        padding: zeros on both sides, at most half the kernel size; they are counted in the mean.
+
+    Shape:
+        - Input: $(N, C, D, H, W)$ or $(C, D, H, W)$.
+        - Output: $(N, C, D_{out}, H_{out}, W_{out})$ or $(C, D_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.AvgPool3d`.
+
+    Attributes:
+        scale: the factor $1 / \sqrt{\prod r(k, s)}$, rounded down.
+
+    Examples:
+        >>> import torch
+        >>> layer = LipschitzAvgPool3d(2)
+        >>> layer(torch.ones(1, 1, 2, 2, 2)).flatten(), round(layer.scale, 4)
+        (tensor([2.8284]), 2.8284)
+    """
 
     axes = 3
 
 
 def _unit(windows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each window (last axis) divided by its norm, zero staying zero; and its norm."""
+    """Return each window (last axis) divided by its norm, zero for zero windows, and the norms."""
     largest = windows.detach().abs().amax(-1, keepdim=True)
-    # Divided by infinity, a zero window and all its derivatives stay 0; an infinite one must not become inf / inf.
+    # A zero window is divided by infinity, so that it and all its derivatives stay 0; inf / inf must not occur.
     z = windows / largest.masked_fill(largest.isinf(), 1.0).masked_fill(largest == 0, math.inf)
-    # One entry of z is ±1 unless all are 0, so the clamp acts on zero windows alone.
+    # One entry of z is ±1 unless all are 0, so the clamp only acts on zero windows.
     root = z.square().sum(-1, keepdim=True).clamp(min=1).sqrt()
     return z / root, (largest * root).squeeze(-1)
 
 
 class _WindowNorm(Function):
-    """Norm over the last axis; the gradient is the unit vector, formed without the square of anything large or tiny."""
+    """Norm over the last axis; its gradient is the unit vector, computed without squares of large or tiny numbers."""
 
     generate_vmap_rule = True
 
@@ -231,14 +336,14 @@ class _L2Pool(_Pool):
         self.scale = root_at_most(Fraction(1, self._readers()))
 
     def _readers(self) -> int:
-        """Windows that one input can lie in, by the settings that the layer has now."""
+        """Return the largest number of windows that contain one input, from the current settings of the layer."""
         if self.kernel_size is None or self.stride is None:
             return 1
         return math.prod(-(-a // b) for a, b in zip(self.kernel_size, self.stride, strict=True))
 
     @property
     def lipschitz_constant(self) -> float:
-        """1 as built; settings that were changed afterwards are counted as they are."""
+        """1 as built; computed from the current settings if they were changed afterwards."""
         return _constant(self.scale, Fraction(self._readers()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -256,27 +361,89 @@ class _L2Pool(_Pool):
 
 
 class L2Pool1d(_L2Pool):
-    """Norm of every window of (n, c, l), divided by sqrt(ceil(k/s)); global if kernel_size is None."""
+    r"""Euclidean norm of each window, divided by $\sqrt m$.
+
+    With kernel size $k$ and stride $s$, one input is contained in at most $m = \prod \lceil k/s \rceil$ windows
+    (a product over the axes). In each window $|\|u\|_2 - \|v\|_2| \le \|u - v\|_2$, so the layer is 1-Lipschitz.
+    The result is accurate for tiny and for huge values, and the gradient is 0 where a window is 0. It is the L2 pooling
+    of LipNeXt.
+
+    Args:
+        kernel_size: size of the windows, an integer; None for one window with the whole input.
+        stride: stride of the windows; `kernel_size` by default.
+
+    Shape:
+        - Input: $(N, C, L)$ or $(C, L)$.
+        - Output: $(N, C, L_{out})$ or $(C, L_{out})$, sizes as in `torch.nn.AvgPool1d` without padding.
+
+    Attributes:
+        scale: the factor $1 / \sqrt m$, rounded down.
+
+    Examples:
+        >>> import torch
+        >>> L2Pool1d(2)(torch.tensor([3.0, 4.0] + [0.0] * 0).reshape(1, 1, 2)).flatten()
+        tensor([5.])
+    """
 
     axes = 1
 
 
 class L2Pool2d(_L2Pool):
-    """Norm of every window of (n, c, h, w), divided by sqrt(prod ceil(k/s)); global if kernel_size is None.
+    r"""Euclidean norm of each window, divided by $\sqrt m$.
 
-    Right for tiny and huge values, and with gradient 0 where a window is 0.
+    With kernel size $k$ and stride $s$, one input is contained in at most $m = \prod \lceil k/s \rceil$ windows
+    (a product over the axes). In each window $|\|u\|_2 - \|v\|_2| \le \|u - v\|_2$, so the layer is 1-Lipschitz.
+    The result is accurate for tiny and for huge values, and the gradient is 0 where a window is 0. It is the L2 pooling
+    of LipNeXt.
+
+    Args:
+        kernel_size: size of the windows, one integer or one per axis; None for one window with the
+            whole input.
+        stride: stride of the windows; `kernel_size` by default.
+
+    Shape:
+        - Input: $(N, C, H, W)$ or $(C, H, W)$.
+        - Output: $(N, C, H_{out}, W_{out})$ or $(C, H_{out}, W_{out})$, sizes as in
+            `torch.nn.AvgPool2d` without padding.
+
+    Attributes:
+        scale: the factor $1 / \sqrt m$, rounded down.
 
     Examples:
         >>> import torch
-        >>> L2Pool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]]))
-        tensor([[[[5.]]]])
+        >>> L2Pool2d(2)(torch.tensor([3.0, 4.0] + [0.0] * 2).reshape(1, 1, 2, 2)).flatten()
+        tensor([5.])
     """
 
     axes = 2
 
 
 class L2Pool3d(_L2Pool):
-    """Norm of every window of (n, c, d, h, w), divided by sqrt(prod ceil(k/s)); global if kernel_size is None."""
+    r"""Euclidean norm of each window, divided by $\sqrt m$.
+
+    With kernel size $k$ and stride $s$, one input is contained in at most $m = \prod \lceil k/s \rceil$ windows
+    (a product over the axes). In each window $|\|u\|_2 - \|v\|_2| \le \|u - v\|_2$, so the layer is 1-Lipschitz.
+    The result is accurate for tiny and for huge values, and the gradient is 0 where a window is 0. It is the L2 pooling
+    of LipNeXt.
+
+    Args:
+        kernel_size: size of the windows, one integer or one per axis; None for one window with the
+            whole input.
+        stride: stride of the windows; `kernel_size` by default.
+
+    Shape:
+        - Input: $(N, C, D, H, W)$ or $(C, D, H, W)$.
+        - Output: $(N, C, D_{out}, H_{out}, W_{out})$ or $(C, D_{out}, H_{out}, W_{out})$, sizes as in
+            `torch.nn.AvgPool3d` without padding.
+
+    Attributes:
+        scale: the factor $1 / \sqrt m$, rounded down.
+
+    Examples:
+        >>> import torch
+        >>> L2Pool3d(2)(torch.tensor([3.0, 4.0] + [0.0] * 6).reshape(1, 1, 2, 2, 2)).flatten()
+        tensor([5.])
+    """
 
     axes = 3
 

@@ -1,11 +1,7 @@
-"""A residual connection that stays 1-Lipschitz: the convex combination of the input and a branch.
-
-Inequality: ||(1-a) (x-y) + a (f(x) - f(y))||_2 <= ((1-a) + a L) ||x - y||_2 <= max(1, L) ||x - y||_2 for a in [0, 1]
-and an L-Lipschitz f (triangle inequality).  Assumes that a is one number: with one per channel the sum of the squares
-is only bounded by 2, not by 1.  a is the sigmoid of a free parameter, so no step of training can leave [0, 1].
-"""
+"""A residual connection that stays 1-Lipschitz: a convex combination of the input and a branch."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +12,29 @@ from onelip.graph.modules import constant_of
 
 
 class ConvexResidual(LipschitzModule):
-    """(1 - a) x + a branch(x).
+    r"""Convex combination of the input and a branch: $y = (1 - a)\,x + a\,\mathrm{branch}(x)$ with $a \in [0, 1]$.
 
-    The constant is known where that of the branch is; otherwise asking for it raises `UnknownLipschitzConstant`
-    (a `ValueError`), while the layer itself works.
+    If the branch has the Lipschitz constant $L$, the layer has the constant $(1 - a) + aL \le \max(1, L)$ by the
+    triangle inequality. The weight $a$ is one number: with one weight per channel the constant is only bounded by
+    $\sqrt 2$. A learned $a$ is the sigmoid of a parameter, so that no optimizer step can leave $[0, 1]$.
 
     Args:
         branch: a module whose output has the shape of its input.
-        alpha: the weight a of the branch at first; strictly between 0 and 1 if it is learned.
-        learnable: whether a is trained (through its logit) or a fixed buffer.
+        alpha: initial value of $a$; strictly between 0 and 1 if it is learned.
+        learnable: whether $a$ is trained (through its logit) or a fixed buffer.
+        device: device of $a$.
+        dtype: type of $a$.
+
+    Shape:
+        - Input: any shape that the branch accepts.
+        - Output: same shape as the input.
+
+    Attributes:
+        logit: parameter, the logit of $a$, if `learnable`.
+        fixed_alpha: buffer, $a$ itself, if not.
+
+    Raises:
+        ValueError: if `alpha` is outside of its range.
 
     Examples:
         >>> from onelip.nn.maxmin import MaxMin
@@ -33,32 +43,41 @@ class ConvexResidual(LipschitzModule):
         (tensor([[1., 3.]]), 1.0)
     """
 
-    def __init__(self, branch: nn.Module, alpha: float = 0.5, learnable: bool = True) -> None:
+    def __init__(
+        self,
+        branch: nn.Module,
+        alpha: float = 0.5,
+        learnable: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         inside = 0.0 < alpha < 1.0 if learnable else 0.0 <= alpha <= 1.0
         if not inside:
             raise ValueError(
                 f"expected alpha in {'(0, 1)' if learnable else '[0, 1]'}, got {alpha!r}; "
-                "the ends themselves need learnable=False, a sigmoid never reaches them"
+                "0 and 1 themselves require learnable=False, because a sigmoid never attains them"
             )
         self.branch = branch
         self.learnable = learnable
+        factory_kwargs: Any = {"device": device, "dtype": dtype}
         if learnable:
-            self.logit = nn.Parameter(torch.tensor(math.log(alpha) - math.log1p(-alpha)))
+            self.logit = nn.Parameter(torch.tensor(math.log(alpha) - math.log1p(-alpha), **factory_kwargs))
         else:
-            self.register_buffer("fixed_alpha", torch.tensor(float(alpha)))
+            self.register_buffer("fixed_alpha", torch.tensor(float(alpha), **factory_kwargs))
 
     @property
     def alpha(self) -> Tensor:
-        """The weight of the branch, a number in [0, 1]."""
+        """The weight $a$ of the branch, a number in [0, 1]."""
         return torch.sigmoid(self.logit) if self.learnable else self.get_buffer("fixed_alpha")
 
     @property
     def lipschitz_constant(self) -> float:
+        """$(1 - a) + aL$, rounded up, where $L$ is the proved constant of the branch."""
         branch = constant_of(self.branch)
         with torch.no_grad():
             a = float(torch.sigmoid(self.logit.double()) if self.learnable else self.get_buffer("fixed_alpha"))
-        if not 0.0 <= a <= 1.0:  # loaded from somewhere, or NaN
+        if not 0.0 <= a <= 1.0:  # loaded from a state dict, or NaN
             raise UnknownLipschitzConstant(f"expected alpha in [0, 1], got {a}; the combination is not convex")
         if branch == 1.0:
             return 1.0
@@ -70,7 +89,7 @@ class ConvexResidual(LipschitzModule):
         if y.shape != x.shape:
             raise ValueError(
                 f"ConvexResidual expected a branch that keeps the shape {tuple(x.shape)}, got {tuple(y.shape)}; "
-                "change the branch, or bring both to one shape before (PadChannels, FirstChannels, a pooling layer)"
+                "change the branch, or the shape before it (PadChannels, FirstChannels, a pooling layer)"
             )
         return torch.lerp(x, y, self.alpha.to(x.dtype))
 

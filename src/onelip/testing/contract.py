@@ -24,6 +24,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.graph.modules import bound_module
 from onelip.methods.method import Method
+from onelip.methods.norms.projection import project
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
 from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance
 
@@ -154,8 +155,7 @@ def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, optio
         y = layer(torch.randn(2, *case.input_shape, dtype=case.dtype))
         (-y.square().mean()).backward()
         optimizer.step()
-        if method.after_step is not None:
-            method.after_step(layer)
+        project(layer)
     if all(bool(parameter.isfinite().all()) for parameter in layer.parameters()):
         norm.check("after training")
     for kind in _TIGHT:
@@ -195,7 +195,7 @@ class _Norm:
         self.layer.eval()
         claim = bound_module(self.layer)
         if claim.constant is None:
-            may = self.method.guarantee == "none" or (self.method.guarantee != "proved" and bool(self.options))
+            may = self.method.guarantee is None or (self.method.guarantee != "proved" and bool(self.options))
             _require(may, "a claimed constant", self.case, why=claim.why, state=state)
             return
         with torch.no_grad():
@@ -275,7 +275,7 @@ def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, 
         plain = bake(layer).eval()
         after, again = plain(x), layer(x)
     if method.replaces:
-        _require(not any(map(parametrize.is_parametrized, plain.modules())), "nothing computed anew", case, got=plain)
+        _require(not any(map(parametrize.is_parametrized, plain.modules())), "no parametrization left", case, got=plain)
         same = torch.allclose(after, before, rtol=0, atol=_room(case, before))
     else:
         keys = ["weight", "bias"] if case.bias else ["weight"]
@@ -434,7 +434,7 @@ def check_contract(
         method: the method, registered or not. Whatever its guarantee, a constant that its layers claim is checked;
             with "proved" every layer has to claim one.
         checks: names from CHECKS.
-        options: keyword settings for the method's verb; by default its defaults on the whole covering, and then each of
+        options: options of the method; by default its defaults on the whole covering, and then each of
             `method.options` on fewer layers.
         strength: every combination of this many settings of a layer that the method accepts is met in at least one
             layer; None takes all layers of the grid, some ten thousand.
@@ -506,11 +506,11 @@ def _run(name: str, method: Method, cases: list[_Accepted], options: dict[str, A
 
 
 def _fewer(cases: list[_Accepted], *, all_traits: bool) -> Iterator[LayerCase]:
-    """Of each kind and form one layer, or two and those that have a trait that the others do not have."""
+    """One layer of each kind and form; or two, and for each parametrization those with a trait that no other has."""
     met: set[object] = set()
     count: Counter[object] = Counter()
     for case, form in cases:
-        traits = {(case.kind, form, trait) for trait in case.traits()}
+        traits = {(case.is_transposed, form[-1], trait) for trait in case.traits()}
         if count[case.kind, form] < 1 + all_traits or (all_traits and traits - met):
             met |= traits
             count[case.kind, form] += 1

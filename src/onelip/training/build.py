@@ -11,7 +11,7 @@ from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.data import Augmentation, DataError
-from onelip.methods.about import options_of as options_of_method
+from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
 from onelip.models.registry import model_options

@@ -144,7 +144,7 @@ def _clear_frames(error: BaseException) -> None:
 def use_threads(count: int) -> Iterator[None]:
     """Compute with this number of threads within the context; 0 changes nothing."""
     before = torch.get_num_threads()
-    if count:  # even setting the current number would change how torch's libraries use them: see fourier/inverse.py
+    if count:  # even setting the current number changes how torch's libraries use them: see fourier/matrix_functions.py
         torch.set_num_threads(count)
     try:
         yield

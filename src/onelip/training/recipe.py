@@ -194,11 +194,11 @@ class Recipe:
 
 
 def parse_options(options: tuple[str, ...]) -> dict[str, Any]:
-    """Options of models, methods and losses: key=value, with JSON values where possible, else strings.
+    """Options of models, methods and losses: key=value, with JSON values or `inf` where possible, else strings.
 
     Examples:
-        >>> parse_options(("width=8", "side=auto", "learn_weights=true"))
-        {'width': 8, 'side': 'auto', 'learn_weights': True}
+        >>> parse_options(("width=8", "side=auto", "learn_weights=true", "p=inf"))
+        {'width': 8, 'side': 'auto', 'learn_weights': True, 'p': inf}
     """
     found: dict[str, Any] = {}
     for option in options:
@@ -206,7 +206,7 @@ def parse_options(options: tuple[str, ...]) -> dict[str, Any]:
         try:
             found[key] = json.loads(text)
         except ValueError:
-            found[key] = text
+            found[key] = math.inf if text == "inf" else text
     return found
 
 

@@ -283,8 +283,9 @@ def affine(
     *,
     kind: type[Affine] = Affine,
     shape: tuple[int, ...] | None = None,
+    **settings: Any,
 ) -> int:
-    """A node for a layer with these settings and numbers."""
+    """A node for a layer with these numbers; `settings` are those that its kind has beyond an affine node."""
     before = low.nodes[operand].shape
     axes = 1 + len(getattr(module, "kernel_size", ()))
     if len(before) != axes:
@@ -296,7 +297,7 @@ def affine(
     except UnsupportedLayer as error:
         raise ProofError(f"{low.title}: {error}") from error
     numbers = {"weight": low.tensor(weight, "weight"), "bias": None if bias is None else low.tensor(bias, "bias")}
-    return low.emit(kind, operand, shape=shape, layer=module, pixels=before[1:], **numbers)
+    return low.emit(kind, operand, shape=shape, layer=module, pixels=before[1:], **numbers, **settings)
 
 
 def _as_layer(low: Lowering, weight: Tensor, bias: Tensor | None) -> nn.Module:

@@ -336,6 +336,8 @@ def lower_pixel_unshuffle(low: Lowering) -> int:
 
 def space_to_depth(low: Lowering, kernel: list[int]) -> int:
     """Each place of a window becomes a channel."""
-    places = kinds.windows_of(low.source_shape[1:], low.shape[1:], kernel, kernel)
+    channels, *sizes = low.source_shape
+    out = [n // k for n, k in zip(sizes, kernel, strict=True)]
+    places = kinds.windows_of(sizes, out, kernel, kernel)
     take: Any = (tuple(pixel for place in places for pixel in place),)
-    return low.emit(kinds.Max, low.source, take=take)
+    return low.emit(kinds.Max, low.source, shape=(channels * len(places), *out), take=take)

@@ -1,23 +1,6 @@
-"""BRO, block reflector orthogonal layers.
+"""BRO, block reflector orthogonal layers."""
 
-Citation: Bo-Han Lai, Pin-Han Huang, Bo-Han Kung, Shang-Tse Chen, "Enhancing Certified Robustness via Block Reflector
-Orthogonal Layers and Logit Annealing Loss", ICML 2025.
-
-Inequality: with C C* = V* V + e I and Z = C^-1 V*, W = I - 2 Z* Z = I - 2 V (V* V + e I)^-1 V* is Hermitian, and
-0 <= Z* Z <= I gives -I <= W <= I. Convolutions: at each frequency; `onelip.methods.fourier.maps`, (1).
-Assumes: convolutions keep the size and are made for one size of images; stride 1, or the kernel's size; one group. Zero
-padding becomes a border of zeros that is cut off afterwards, as the authors do; circular padding is exact. More and
-fewer channels by zeros and by keeping the first ones.
-Guarantee: proved, with its rounding, for every V, e being a part of the mean of V's squared singular values.
-
-Note [Rounding]
-    In evaluation all is computed in float64. That of Z is in `onelip.methods.orthogonal.cholesky`, Note [Rounding],
-    for real matrices of twice the size: ||Z|| <= 1 + x. Then ||I - 2 Z* Z|| <= 2 (1 + x)^2 - 1 <= 1 + 5 x, however
-    large V was, and the last product rounds by at most 4 rank c 2^-53 ||Z||^2 more in each of c rows. In training wide
-    layers on a CPU are in float32 where that suffices: the smallest pivot of the factorisation tells how many digits
-    are lost.
-"""
-
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -26,24 +9,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onelip.core.arguments import check_integer, check_number
 from onelip.core.precision import full_precision
 from onelip.core.tracing import is_traced
-from onelip.methods.fourier.layer import SERVED, replaced
+from onelip.methods.fourier.layer import SUPPORTED, replaced
 from onelip.methods.fourier.maps import OrthogonalMap
 from onelip.methods.method import Method
 from onelip.methods.orthogonal.steps import UNIT64, widest_type
 
-# Pivots of float32 factors, as parts of the trace, from which on some four of seven digits are left.
+# Smallest pivot of float32 factors, relative to the trace, for which about four of seven digits are left.
 _SURE_PIVOT = 2.0**-14
 
 
 class BROMap(OrthogonalMap):
-    """V (b, c, rank) -> I - 2 V (V* V + e I)^-1 V*, its first rows and columns; `bro` makes it.
+    r"""Matrices $V$ to $I - 2 V (V^* V + \varepsilon I)^{-1} V^*$, its first rows and columns; `bro` uses it.
+
+    **Theorem.** With $C C^* = V^* V + \varepsilon I$ and $Z = C^{-1} V^*$, $W = I - 2 Z^* Z$ is Hermitian, and
+    $0 \le Z^* Z \le I$ gives $-I \le W \le I$. Convolutions: at each frequency; see `FrequencyMap`.
+
+    **Assumptions.** Convolutions keep the spatial size and are built for one size of images; stride 1, or a kernel as
+    large as the stride; one group. Zero padding becomes a border of zeros that is cropped afterwards, as the authors
+    do; circular padding is exact. More and fewer channels by zero channels and by keeping the first ones.
+
+    **Guarantee.** Proved, with rounding, for every $V$; $\varepsilon$ is a fraction of the mean of the squared singular
+    values of $V$. Evaluation computes in float64. As in `Cholesky`, for real matrices of twice the size,
+    $\|Z\| \le 1 + x$. Then $\|I - 2 Z^* Z\| \le 2 (1 + x)^2 - 1 \le 1 + 5x$, however large $V$ is, and the last product
+    adds at most $4\,\mathrm{rank}\,c\,2^{-53} \|Z\|^2$ in each of $c$ rows. In training, wide layers on a CPU are
+    computed in float32 where the smallest pivot of the factorisation shows that it suffices.
+
+    Lai, Huang, Kung, Chen, "Enhancing Certified Robustness via Block Reflector Orthogonal Layers and Logit Annealing
+    Loss", ICML 2025.
 
     Args:
-        kernel: what is begun with, (g, rows, columns, *taps); its first columns become V.
-        rank: columns of V.
-        relative: e as a part of the mean of the squared singular values.
+        kernel: initial kernel, (g, rows, columns, *taps); its first columns become V.
+        rank: columns of V; None for half of the channels.
+        relative: epsilon, relative to the mean of the squared singular values.
     """
 
     title = "BRO"
@@ -52,11 +52,8 @@ class BROMap(OrthogonalMap):
         super().__init__(kernel.shape[1], kernel.shape[2])
         self.channels = max(self.rows, self.columns)
         rank = max(1, self.channels // 2) if rank is None else rank
-        if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= max(1, self.channels):
-            raise ValueError(f"expected rank to be a whole number from 1 to {self.channels}, got {rank!r}")
-        if isinstance(relative, bool) or not isinstance(relative, (int, float)) or not 1e-7 <= relative <= 1:
-            raise ValueError(f"expected relative to be a number from 1e-7 to 1, got {relative!r}; 1e-5 is ordinary")
-        self.rank, self.relative = rank, float(relative)
+        self.rank = check_integer("rank", rank, 1, max(1, self.channels))
+        self.relative = check_number("relative", relative, 1e-7, 1)
 
     def parameter(self, kernel: Tensor) -> Tensor:
         taps = (0, 0) * (kernel.dim() - 3)
@@ -65,7 +62,7 @@ class BROMap(OrthogonalMap):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """The first unit vectors, in the middle of the kernel: a reflection of the first channels."""
+        """Initialise with the first unit vectors, in the middle of the kernel: a reflection of the first channels."""
         dense = P.dim() == 3
         P.zero_()
         middle = tuple((k - 1) // 2 for k in P.shape[2:]) if not dense else ()
@@ -89,15 +86,15 @@ def _wide(V: Tensor) -> torch.dtype:
 
 
 def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W = I - 2 V (V* V + e I)^-1 V* (b, c, c), the factor C, Z = C^-1 V*, and C's smallest pivot as a part of ||V||^2.
+    """Return W = I - 2 V (V* V + e I)^-1 V* (b, c, c), C, Z = C^-1 V*, and the smallest pivot relative to the trace.
 
-    NaN where the factorisation fails.
+    W is NaN where the factorisation fails.
     """
     S = V.mH @ V  # (b, rank, rank)
     eye = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     diagonal = S.diagonal(dim1=-2, dim2=-1).real
     mean = diagonal.mean(-1)
-    # Below this, products of what is there may have left the range: as nothing, which gives W = I.
+    # Below this, products may have underflowed: V is treated as zero, which gives W = I.
     nothing = mean < torch.finfo(mean.dtype).tiny * 2.0**60
     V = torch.where(nothing[:, None, None], 0.0, V)
     S = torch.where(nothing[:, None, None], 0.0, S)
@@ -111,10 +108,10 @@ def _reflected(V: Tensor, relative: float) -> tuple[Tensor, Tensor, Tensor, Tens
 
 
 class _Reflection(torch.autograd.Function):
-    """`_reflected`, in float32 where that suffices, and its derivative by hand: half the products of autograd's.
+    """`_reflected`, in float32 where that suffices, with a derivative that needs half the products of autograd.
 
-    With Y = S^-1 V* and S = V* V + e I, dW = -2 (dV Y + Y* dV* - Y* dS Y). For G the gradient by W, K = (G + G*) Y* and
-    B = Y K, the gradient by S is B, e being `relative` times the mean of the diagonal, and that by V is
+    With Y = S^-1 V* and S = V* V + e I, dW = -2 (dV Y + Y* dV* - Y* dS Y). Let G be the gradient at W, K = (G + G*) Y*
+    and B = Y K. The gradient at S is B, and as e is `relative` times the mean of the diagonal, the gradient at V is
     -2 K + 2 V (B + relative tr(B) / rank I).
     """
 
@@ -134,7 +131,7 @@ class _Reflection(torch.autograd.Function):
         V, used, C, Z = ctx.saved_tensors
         (G,) = gradients
         with full_precision(V.device):
-            if torch.is_grad_enabled():  # it is to be differentiated again
+            if torch.is_grad_enabled():  # for second derivatives
                 W = _reflected(V.to(used.dtype), ctx.relative)[0].to(V.dtype)
                 return torch.autograd.grad(W, V, G, create_graph=True)[0], None
             G = G.to(used.dtype)
@@ -147,51 +144,54 @@ class _Reflection(torch.autograd.Function):
 
 
 def bro(
-    layer: nn.Module,
+    module: nn.Module,
     *,
     rank: int | None = None,
     relative: float = 1e-5,
     input_size: int | Sequence[int] | None = None,
     lipschitz: float = 1.0,
 ) -> nn.Module:
-    """A block reflector in the place of the given layer.
+    """Return a block reflector in place of the given layer; see `BROMap`.
 
-    Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods.fourier.layer.FourierConv`. The first columns of
-    the layer's weight are what V begins with.
+    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
+    convolutions become a `onelip.methods.FourierConv`. The first columns of the weight of the layer are
+    the initial V.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        rank: how many directions are reflected; half of the channels by default.
-        relative: e as a part of the mean of the squared singular values of V.
-        input_size: spatial size of the images; needed by convolutions that are not dense.
+        module: Linear, or Conv1d to Conv3d.
+        rank: number of reflected directions; half of the channels by default.
+        relative: epsilon, relative to the mean of the squared singular values of V, from 1e-7 to 1.
+        input_size: spatial size of the inputs; required for convolutions whose windows overlap.
         lipschitz: the constant to guarantee instead of 1.
 
+    Returns:
+        The same module, or a new one.
+
     Raises:
-        onelip.UnsupportedLayer: for groups, strides, and where the size is not kept or not given.
+        onelip.UnsupportedLayer: for groups, strides, padding that does not keep the size, and a missing input size.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = bro(nn.Linear(6, 6))
         >>> bool((layer.weight @ layer.weight.T - torch.eye(6)).abs().max() < 0.01)
         True
     """
-
-    def make(kernel: Tensor) -> BROMap:
-        return BROMap(kernel, rank=rank, relative=relative)
-
-    return replaced(layer, make, method="bro", input_size=input_size, lipschitz=lipschitz, zero_padding=True)
+    make = functools.partial(BROMap, rank=rank, relative=relative)
+    return replaced(module, make, method="bro", input_size=input_size, lipschitz=lipschitz, zero_padding=True)
 
 
 METHOD = Method(
     name="bro",
     title="BRO, block reflector orthogonal layers (Lai et al., 2025)",
+    citation="Bo-Han Lai, Pin-Han Huang, Bo-Han Kung, Shang-Tse Chen, "
+    '"Enhancing Certified Robustness via Block Reflector Orthogonal Layers and Logit Annealing Loss", ICML 2025.',
     mechanism="parametrization",
     guarantee="proved",
-    layers=SERVED,
+    layers=SUPPORTED,
     apply=bro,
     options=({"rank": 1, "relative": 1e-3}, {"lipschitz": 0.5}),
     replaces=True,
     needs_input_size=True,
     hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="made for one image size; zero padding by a border that is cut off",
+    note="built for one image size; zero padding by a border that is cropped",
 )

@@ -1,36 +1,37 @@
-"""Orthogonal layers by the Cayley transform.
-
-Citation: Asher Trockman, J. Zico Kolter, "Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.
-
-Inequality: for M = [U; V] with U square and A = U - U* + V* V, the matrix Q = [2 X - I; -2 V X], X = (I + A)^-1, has
-Q* Q = I. (The real part of I + A is at least I: it is never singular.) Convolutions: at each frequency;
-`onelip.methods.fourier.maps`, (1).
-Assumes: convolutions are circular, keep the size, and are made for one size of images; stride 1, or the kernel's size;
-one group. Kernels of the result cover the whole image.
-Guarantee: proved, with its rounding: whatever the solver's rounding was, ||Q* Q - I|| is computed and divided out.
-M is alpha K / ||K||, alpha learned; it is a parameter from the beginning, not from the first input on.
-"""
+"""Orthogonal layers by the Cayley transform."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from onelip.methods.fourier.inverse import inverse
-from onelip.methods.fourier.layer import SERVED, replaced
+from onelip.methods.fourier.layer import SUPPORTED, replaced
 from onelip.methods.fourier.maps import OrthogonalMap, shrunk
+from onelip.methods.fourier.matrix_functions import inverse
 from onelip.methods.method import Method, PaperRow
 from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size
 
-# alpha up to this times sqrt(columns): beyond, singular values are next to -1 anyway, and the solver would lose digits.
+# Largest alpha, in units of sqrt(columns): beyond it singular values are near -1 anyway, and the solver loses digits.
 _LARGEST_SCALE = 16.0
 
 
 class CayleyMap(OrthogonalMap):
-    """M (b, rows, columns) -> Q, with a learned scale alpha for each group of the kernel; `cayley` makes it.
+    r"""Matrices $M$ to orthogonal $Q$ by the Cayley transform, with a learned scale; `cayley` uses it.
+
+    **Theorem.** For $M = \begin{pmatrix} U \\ V \end{pmatrix}$ with square $U$, $A = U - U^* + V^* V$ and
+    $X = (I + A)^{-1}$, the matrix $Q = \begin{pmatrix} 2X - I \\ -2 V X \end{pmatrix}$ satisfies $Q^* Q = I$. ($I + A$
+    is never singular: its Hermitian part is at least $I$.) Convolutions: at each frequency; see `FrequencyMap`.
+
+    **Assumptions.** Convolutions keep the spatial size and are built for one size of images; stride 1, or a kernel as
+    large as the stride; one group. Convolutions are circular. Kernels of the result cover the whole image.
+
+    **Guarantee.** Proved, with rounding: $\|Q^* Q - I\|$ is computed and divided out, whatever the rounding of the
+    solver. $M$ is $\alpha K / \|K\|$ with a learned $\alpha$ for each group, which is a parameter from the beginning.
+
+    Trockman, Kolter, "Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.
 
     Args:
-        kernel: what is begun with, (g, rows, columns, *taps).
+        kernel: initial kernel, (g, rows, columns, *taps).
     """
 
     title = "Cayley transform"
@@ -38,7 +39,7 @@ class CayleyMap(OrthogonalMap):
     def __init__(self, kernel: Tensor) -> None:
         super().__init__(kernel.shape[1], kernel.shape[2])
         self.largest = _LARGEST_SCALE * min(self.rows, self.columns) ** 0.5
-        # In float64, so that the squares of huge entries are in range; those beyond meet the largest scale.
+        # In float64, so that squares of huge entries are in range; larger norms are clamped to the largest scale.
         norm = torch.linalg.vector_norm(kernel.detach().double().flatten(1), dim=1)
         start = torch.where(norm == 0, 1.0, norm.nan_to_num(posinf=self.largest).clamp(max=self.largest))
         self.alpha = nn.Parameter(start.to(kernel.dtype))  # (g)
@@ -64,20 +65,24 @@ class CayleyMap(OrthogonalMap):
         return 16 * self.rows * self.columns * UNIT64
 
 
-def cayley(layer: nn.Module, *, input_size: int | Sequence[int] | None = None, lipschitz: float = 1.0) -> nn.Module:
-    """An orthogonal layer by the Cayley transform in the place of the given one.
+def cayley(module: nn.Module, *, input_size: int | Sequence[int] | None = None, lipschitz: float = 1.0) -> nn.Module:
+    """Return an orthogonal layer by the Cayley transform in place of the given layer; see `CayleyMap`.
 
-    Linear layers, 1x1 convolutions and those whose kernel size is their stride keep their kind and get a parametrized
-    weight, in place; all other convolutions become a `onelip.methods.fourier.layer.FourierConv`. The layer's weight is
-    kept as what is transformed.
+    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
+    convolutions become a `onelip.methods.FourierConv`. The weight of the layer is kept as the matrix that
+    is transformed.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        input_size: spatial size of the images; needed by convolutions that are not dense.
+        module: Linear, or Conv1d to Conv3d.
+        input_size: spatial size of the inputs; required for convolutions whose windows overlap.
         lipschitz: the constant to guarantee instead of 1.
 
+    Returns:
+        The same module, or a new one.
+
     Raises:
-        onelip.UnsupportedLayer: for zero padding, groups, strides, and where the size is not kept or not given.
+        onelip.UnsupportedLayer: for zero padding, groups, strides, padding that does not keep the size, and a missing
+            input size.
 
     Examples:
         >>> layer = cayley(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", bias=False), input_size=6)
@@ -85,20 +90,22 @@ def cayley(layer: nn.Module, *, input_size: int | Sequence[int] | None = None, l
         >>> bool((layer(x).norm() - x.norm()).abs() < 1e-4)
         True
     """
-    return replaced(layer, CayleyMap, method="cayley", input_size=input_size, lipschitz=lipschitz)
+    return replaced(module, CayleyMap, method="cayley", input_size=input_size, lipschitz=lipschitz)
 
 
 METHOD = Method(
     name="cayley",
     title="Cayley convolutions (Trockman and Kolter, 2021)",
+    citation="Asher Trockman, J. Zico Kolter, "
+    '"Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.',
     mechanism="parametrization",
     guarantee="proved",
-    layers=SERVED,
+    layers=SUPPORTED,
     apply=cayley,
     options=({"lipschitz": 0.5},),
     replaces=True,
     needs_input_size=True,
     paper=PaperRow(E="partly", F="yes", G="partly", M="yes", notes={"E": 5, "G": 6}),
     hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="circular, made for one image size",
+    note="circular, built for one image size",
 )

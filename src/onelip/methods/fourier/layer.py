@@ -1,9 +1,4 @@
-"""Layers that are made for one image size and act frequency by frequency; `onelip.methods.fourier.maps`, (1), bounds
-them.
-
-Images that have to be larger are filled up with zeros, and cut afterwards; both are 1-Lipschitz. Interleaved images, of
-pixels that lie some distance apart, are separate ones: to take them apart is an isometry.
-"""
+"""The module `FourierConv`: a circular convolution by its matrices, for one image size."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import bound_weight
+from onelip.core.arguments import per_axis
 from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import LipschitzModule
@@ -25,24 +21,41 @@ from onelip.core.parametrization import (
     working_type,
 )
 from onelip.core.precision import full_precision
+from onelip.methods.fourier.frequencies import Period
 from onelip.methods.fourier.maps import DenseMap, FrequencyMap, OrthogonalMap
-from onelip.methods.fourier.period import Period
 from onelip.methods.fourier.plain import plain_periodic
 
-SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class FourierConv(LipschitzModule):
-    """A convolution of period `size` by its matrices at each frequency; the Fourier methods make it.
+    r"""A circular convolution given by one matrix per frequency; the Fourier methods make it.
 
-    `onelip.bake` makes real convolutions of it, `onelip.methods.fourier.plain`, whose constants are proved from what
-    is stored.
+    Inputs that are smaller than the period are padded with zeros, and outputs are cropped; both are 1-Lipschitz.
+    Interleaved images, of pixels that are `spacing` apart, are treated as separate images, which is an isometry.
+
+    `onelip.bake` turns the layer into real convolutions, by `onelip.methods.fourier.plain.plain_periodic`, whose
+    constants are proved from the stored weights.
 
     Args:
-        layer: the convolution that it stands for: its kernel is where it begins, its bias is kept.
-        input_size: spatial size of all its inputs.
-        size: period of the convolution; inputs are filled up to it with zeros, outputs are cut.
-        spacing: distance of the pixels that belong to one of several interleaved images, for each axis.
+        layer: the convolution that is replaced: its kernel is the initial value, its bias is kept.
+        input_size: spatial size of all inputs.
+        size: period of the convolution.
+        spacing: distance of the pixels of one of several interleaved images, for each axis; 1 by default.
+
+    Shape:
+        - Input: $(N, C_{in}, *)$ with the spatial size `input_size`.
+        - Output: $(N, C_{out}, *)$ with the same spatial size.
+
+    Attributes:
+        weight: the matrices (frequencies, out_channels, in_channels, 2), computed by `FrequencyMap` from a free kernel.
+        bias: (out_channels,), or None.
+
+    Examples:
+        >>> from onelip.methods.fourier.cayley import cayley
+        >>> layer = cayley(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), input_size=4)
+        >>> type(layer).__name__.endswith("FourierConv"), tuple(layer.weight.shape)
+        (True, (10, 2, 2, 2))
     """
 
     def __init__(
@@ -64,7 +77,7 @@ class FourierConv(LipschitzModule):
         if tuple(x.shape[1:]) != (self.in_channels, *self.input_size):
             raise ValueError(
                 f"expected an input (batch, {self.in_channels}, {', '.join(map(str, self.input_size))}), the size that "
-                f"the layer was made for, got shape {tuple(x.shape)}; make the layer anew with input_size of your "
+                f"the layer was built for, got shape {tuple(x.shape)}; rebuild it with the input_size of your "
                 "images, or resize them"
             )
         with full_precision(x.device):
@@ -82,7 +95,7 @@ class FourierConv(LipschitzModule):
         return y
 
     def _apart(self, x: Tensor) -> Tensor:
-        """(batch, c, *size * spacing) -> (batch * spacings, c, *size)"""
+        """Separate interleaved images: (batch, c, *size * spacing) -> (batch * spacings, c, *size)."""
         if all(d == 1 for d in self.spacing):
             return x
         for axis, d in enumerate(self.spacing):
@@ -91,7 +104,7 @@ class FourierConv(LipschitzModule):
         return x.permute(0, *offsets, 1, *places).flatten(0, len(self.spacing))
 
     def _together(self, y: Tensor) -> Tensor:
-        """The way back from `_apart`."""
+        """The inverse of `_apart`."""
         if all(d == 1 for d in self.spacing):
             return y
         y = y.unflatten(0, (-1, *self.spacing))
@@ -104,18 +117,18 @@ class FourierConv(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
-        """Proved: by construction, or for a baked layer from the matrices that are stored there."""
+        """The proved constant: by construction, or from the stored matrices if there is no parametrization."""
         if not parametrize.is_parametrized(self, "weight"):
             return stored_norm(self.weight.detach())
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, FrequencyMap) or maps is None or len(maps) != 1 or found.size != self.size:
-            raise UnknownLipschitzConstant("expected a layer with its own parametrization, got another one")
+            raise UnknownLipschitzConstant("expected FourierConv with its own parametrization, got another one")
         original = maps.original
         assert isinstance(original, Tensor)
         return found.constant_in(original.dtype)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """For `onelip.bake`."""
+        """Return the plain layers for `onelip.bake`."""
         return plain_periodic(
             tensors["weight"], self.bias, input_size=self.input_size, size=self.size, spacing=self.spacing
         )
@@ -126,7 +139,7 @@ class FourierConv(LipschitzModule):
 
 
 def stored_norm(weight: Tensor) -> float:
-    """A proved bound on the norms of complex matrices stored as (b, rows, columns, 2)."""
+    """Return a proved bound on the norms of complex matrices, stored as (b, rows, columns, 2)."""
     real, imaginary = weight.unbind(-1)
     matrices = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
     try:
@@ -145,20 +158,24 @@ def replaced(
     zero_padding: bool = False,
     spaced: bool = False,
 ) -> nn.Module:
-    """The shared verb: a dense layer gets a parametrization, a convolution becomes a `FourierConv`.
+    """Apply a Fourier method: a dense layer gets a parametrization in place, a convolution becomes a `FourierConv`.
 
     Args:
-        layer: one of SERVED.
-        make: gives the orthogonal for a kernel (g, rows, columns, *taps).
-        method: its name, for errors.
-        input_size: spatial size of the images.
+        layer: Linear, or Conv1d to Conv3d.
+        make: function that makes the `OrthogonalMap` for a kernel (g, rows, columns, *taps).
+        method: name of the method, for errors.
+        input_size: spatial size of the inputs.
         lipschitz: the constant to guarantee.
-        zero_padding: whether zero padding is served, by a border of zeros around which the circle closes.
+        zero_padding: whether zero padding is supported, by a border of zeros inside the period.
         spaced: whether taps are spread over the image, n / k apart.
+
+    Returns:
+        The same layer, or a new module.
+
+    Raises:
+        onelip.UnsupportedLayer: for layers that the method does not support.
     """
-    if not isinstance(layer, SERVED):
-        names = ", ".join(kind.__name__ for kind in SERVED)
-        raise UnsupportedLayer(f"expected one of {names} for {method}, got {type(layer).__name__}; use 'bcop' or 'aoc'")
+    check_supported(layer, method)
     geometry = geometry_of(layer)
     weight = weight_of(layer, geometry)
     lipschitz = check_lipschitz(lipschitz, weight.dtype)
@@ -185,17 +202,24 @@ def replaced(
     )
 
 
+def check_supported(layer: nn.Module, method: str) -> None:
+    """Raise `UnsupportedLayer` for layers other than those of SUPPORTED."""
+    if not isinstance(layer, SUPPORTED):
+        names = ", ".join(kind.__name__ for kind in SUPPORTED)
+        raise UnsupportedLayer(f"expected one of {names} for {method}, got {type(layer).__name__}; use 'bcop' or 'aoc'")
+
+
 def check_periodic(
     layer: nn.modules.conv._ConvNd, method: str, input_size: int | Sequence[int] | None, zero_padding: bool
 ) -> tuple[int, ...]:
-    """The spatial size that a layer is made for, or why there is no periodic layer in its place."""
+    """Return the spatial size for which a periodic layer is built; raise `UnsupportedLayer` if there is none."""
     way_out = "use 'bcop', 'aoc' or 'soc', which work on pixels"
     if layer.groups > 1:
         raise UnsupportedLayer(f"expected a convolution with groups=1 for {method}, got {layer.groups}; {way_out}")
     if any(s > 1 for s in layer.stride):
         raise UnsupportedLayer(
-            f"expected stride 1, or a kernel as large as the stride, for {method}, got stride {layer.stride}; put "
-            f"onelip.nn.ConcatenationPool2d before a layer of stride 1, or {way_out}"
+            f"expected stride 1, or a kernel as large as the stride, for {method}, got stride {layer.stride}; use "
+            f"onelip.nn.ConcatenationPool2d and a layer of stride 1, or {way_out}"
         )
     for k, d, p in zip(layer.kernel_size, layer.dilation, padding_of(layer), strict=True):
         if sum(p) != d * (k - 1):
@@ -210,11 +234,7 @@ def check_periodic(
         )
     if input_size is None:
         raise UnsupportedLayer(
-            f"expected the size of the images for {method}, whose layers are made for one size, got none; give "
+            f"{method} needs the input size, because its layers are built for one size; pass "
             "input_size=(height, width), or onelip.constrain(model, ..., example=images)"
         )
-    axes = len(layer.kernel_size)
-    sizes = (input_size,) * axes if isinstance(input_size, int) else tuple(input_size)
-    if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
-        raise ValueError(f"expected input_size to be a positive number or {axes} of them, got {input_size!r}")
-    return sizes
+    return per_axis("input_size", input_size, len(layer.kernel_size))

@@ -1,19 +1,4 @@
-"""Circular convolutions as one matrix per frequency, y^_f = M_f x^_f, and maps that make these matrices orthogonal.
-
-For real x of size n, half of the frequencies are enough (`onelip.methods.fourier.frequencies`, which has the weights
-w_f): the norm is ||x||^2 = sum_f w_f |x^_f|^2 / n. The way back drops the imaginary part of what is its own mirror,
-which is a projection, so ||y||^2 <= sum_f w_f |M_f x^_f|^2 / n, for any complex matrices M_f. Hence
-
-    ||y|| <= max_f ||M_f|| ||x||.                                                                                (1)
-
-A convolution y_i = sum_t K_t x_{i + d t - p} has M_f = sum_t K_t exp(2 pi i f (d t - p) / n), written here as a product
-with a small matrix: no FFT of kernels, so any size, odd ones too, any dilation, and kernels larger than the image.
-
-Note [Precision]
-    In eval mode matrices are computed in float64 (complex128), and the stated rounding is that of float64 and of the
-    type in which the result is stored. In training wide layers are computed in the type of the weight: it is evaluation
-    that a certificate is about. Under autocast all this, and the transforms, stay in full precision.
-"""
+"""Maps from free kernels to matrices of norm at most 1, one per frequency, as torch parametrizations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,16 +14,19 @@ from onelip.methods.fourier.frequencies import fourier_matrix
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
 
-# Up to this many columns float64 costs nothing that is felt.
+# Up to this number of columns the cost of float64 is negligible.
 _FEW_COLUMNS = 32
 
 
 class OrthogonalMap(nn.Module):
-    """How a method makes matrices of norm at most 1: from free real kernels, through matrices that may be complex.
+    """Base of the Fourier methods: how matrices of norm at most 1 are computed from a free kernel.
 
     Args:
-        rows: of the matrices that are asked for.
-        columns: of the matrices that are asked for.
+        rows: rows of the matrices.
+        columns: columns of the matrices.
+
+    Attributes:
+        title: name of the method, for reports.
     """
 
     title = "orthogonal"
@@ -48,26 +36,30 @@ class OrthogonalMap(nn.Module):
         self.rows, self.columns = rows, columns
 
     def parameter(self, kernel: Tensor) -> Tensor:
-        """The free kernel (g, m, n, *taps) to begin with, for a layer's (g, rows, columns, *taps)."""
+        """Return the initial free kernel (g, m, n, *taps) for the kernel (g, rows, columns, *taps) of a layer."""
         return kernel
 
     def prepare(self, kernel: Tensor) -> Tensor:
-        """The free kernel brought to a moderate size, real float32 or float64."""
+        """Return the free kernel, scaled such that products stay in range; real float32 or float64."""
         return of_moderate_size(kernel.flatten(2)).reshape(kernel.shape)
 
     def forward(self, M: Tensor) -> Tensor:
-        """Matrices (b, m, n) to such (b, rows, columns) of norm at most 1."""
+        """Map matrices (b, m, n), real or complex, to matrices (b, rows, columns) of norm at most 1."""
         raise NotImplementedError
 
     def excess(self) -> float:
-        """What rounding in float64 can add to the norm 1."""
+        """Return the most that rounding in float64 can add to the norm 1."""
         raise NotImplementedError
 
 
 def shrunk(Q: Tensor) -> Tensor:
-    """Nearly orthogonal matrices (b, m, n), divided by what rounding may have added: ||Q||^2 <= 1 + ||Q* Q - I||.
+    r"""Divide nearly orthogonal matrices by a bound of their norm, $\|Q\|^2 \le 1 + \|Q^* Q - I\|_F$.
 
-    However Q was computed, its norm is then at most 1 + 16 m n 2^-53 in float64: what the product itself rounds.
+    However Q was computed, the norm of the result is at most $1 + 16 m n 2^{-53}$ in float64, by the rounding of the
+    product itself.
+
+    Args:
+        Q: (b, m, n), real or complex.
     """
     with torch.no_grad():
         small = Q if Q.shape[-2] >= Q.shape[-1] else Q.mH
@@ -77,7 +69,13 @@ def shrunk(Q: Tensor) -> Tensor:
 
 
 class _Map(LipschitzParametrization):
-    """What the maps for dense layers and for frequencies share."""
+    """Base of the parametrizations for dense layers and for frequencies.
+
+    Note [Precision]: in eval mode matrices are computed in float64 (complex128), and the stated rounding is that of
+    float64 and of the type in which the result is stored. In training, wide layers are computed in the type of the
+    weight, because certificates are about evaluation. Under autocast all this, and the transforms, stay in full
+    precision.
+    """
 
     def __init__(
         self, geometry: Geometry, weight_shape: Sequence[int], orthogonal: OrthogonalMap, *, lipschitz: float = 1.0
@@ -86,16 +84,16 @@ class _Map(LipschitzParametrization):
         self.orthogonal = orthogonal
 
     def _type(self, P: Tensor) -> torch.dtype:
-        """Note [Precision]."""
+        """Return the type to compute in; Note [Precision]."""
         few = min(self.orthogonal.rows, self.orthogonal.columns) <= _FEW_COLUMNS
         return widest_type(P) if few or not self.training else working_type(P.dtype)
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Begin as the authors do."""
-        begin: Any = getattr(self.orthogonal, "reset", None)
-        if begin is not None and not P.is_meta and P.numel():
-            begin(P)
+        """Initialise as the authors do."""
+        reset: Any = getattr(self.orthogonal, "reset", None)
+        if reset is not None and not P.is_meta and P.numel():
+            reset(P)
 
     def describe(self) -> str:
         return self.orthogonal.title
@@ -105,7 +103,14 @@ class _Map(LipschitzParametrization):
 
 
 class DenseMap(_Map):
-    """The map for layers without overlap, Linear, 1x1 and k = stride: a free matrix (g, m, n) to the weight."""
+    """The parametrization for layers whose windows do not overlap (Linear, 1x1, kernel size = stride): one matrix.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        orthogonal: computes the matrix (g, rows, columns) from a free one (g, m, n).
+        lipschitz: the constant of the layer.
+    """
 
     def forward(self, P: Tensor) -> Tensor:
         if P.numel() == 0 or 0 in self.weight_shape:
@@ -128,15 +133,25 @@ class DenseMap(_Map):
 
 
 class FrequencyMap(_Map):
-    """The map from a free kernel (m, n, *taps) to the matrices of all frequencies, (frequencies, rows, columns, 2).
+    r"""The parametrization from a free kernel (m, n, *taps) to the matrices of all frequencies (f, rows, columns, 2).
+
+    **Theorem.** A circular convolution acts on each frequency of an image by a matrix, $\hat y_f = M_f \hat x_f$. For
+    real $x$ the kept frequencies (`onelip.methods.fourier.frequencies`) determine the image, with
+    $\|x\|^2 = \sum_f w_f |\hat x_f|^2 / n$. The inverse transform drops the imaginary part where $f$ is its own mirror
+    image, which is a projection. Hence, for any complex matrices $M_f$,
+
+    $$\|y\|_2 \le \max_f \|M_f\|_2\, \|x\|_2.$$
+
+    The convolution $y_i = \sum_t K_t x_{i + dt - p}$ has $M_f = \sum_t K_t \exp(2 \pi i f (dt - p) / n)$, computed as a
+    product with a small matrix instead of an FFT. So every size, dilation and kernel size is possible.
 
     Args:
-        geometry: of the layer.
-        weight_shape: of the layer's weight.
-        orthogonal: what makes the matrices.
-        size: of the period.
-        shifts: for each axis, the pixel that each tap reads, relative to the one that is written.
-        lipschitz: the constant that is aimed at.
+        geometry: how the weight of the layer acts.
+        weight_shape: shape of the weight of the layer.
+        orthogonal: computes the matrices.
+        size: period of the convolution.
+        shifts: for each axis, the pixel that each tap reads, relative to the output pixel.
+        lipschitz: the constant of the layer.
     """
 
     _caches = ("._known",)
@@ -159,7 +174,7 @@ class FrequencyMap(_Map):
     def forward(self, P: Tensor) -> Tensor:
         if self.training or torch.is_grad_enabled() or is_traced(P):
             return self._matrices(P)
-        # The numbers themselves are compared: a version counter does not see writes through `.data`.
+        # The values are compared: a version counter misses writes through `.data`.
         now, settings = [P, *self.orthogonal.parameters()], self._settings()
         known = self._known
         if known is None or known[1] != settings or not all(_same(a, b) for a, b in zip(known[0], now, strict=True)):
@@ -167,7 +182,7 @@ class FrequencyMap(_Map):
         return known[2].clone()
 
     def _settings(self) -> list[Any]:
-        """What the matrices depend on besides tensors: it can be changed after the layer was made."""
+        """Return the settings that the matrices depend on; they can be changed after construction."""
         own = (bool, int, float, str, tuple)
         settings = sorted(vars(self.orthogonal).items())
         return [self.lipschitz, *(value for _, value in settings if isinstance(value, own))]
@@ -188,7 +203,7 @@ class FrequencyMap(_Map):
         return self.orthogonal.parameter(W[None])[0].contiguous()
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        # As real matrices of twice the size, with twice the squared entries.
+        # As real matrices of twice the size.
         rows, columns = self.orthogonal.rows, self.orthogonal.columns
         return stored_constant(
             self.lipschitz, self.orthogonal.excess(), 2 * min(rows, columns), 4 * rows * columns, dtype

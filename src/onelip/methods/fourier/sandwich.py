@@ -1,19 +1,4 @@
-"""Sandwich layers.
-
-Citation: Ruigang Wang, Ian R. Manchester, "Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.
-
-Inequality: y = sqrt(2) A^T relu(sqrt(2) B x + b) with P = [A B]. For two inputs the differences obey
-f(x) - f(x') = 2 A^T D B (x - x') with a diagonal D of entries in [0, 1]. With ||P|| <= c, P^T D P lies between 0 and
-c^2 I, so ||2 P^T D P - c^2 I|| <= c^2; and 2 A^T D B is a block of this matrix, beside its diagonal. Hence
-
-    ||f(x) - f(x')|| <= c^2 ||x - x'||,        1 for P P^T = I.                                                  (1)
-
-The published y = sqrt(2) A^T S relu(sqrt(2) S^-1 B x + b), S diagonal and positive, is this with b' = S b: relu takes
-positive factors out. So S adds nothing but a factor of the bias, and is left out.
-P is made by the Cayley transform, as published. Convolutions: at each frequency; `onelip.methods.fourier.maps`, (1).
-Assumes: convolutions larger than 1x1 are circular, keep the size and are made for one size of images; one group.
-Guarantee: proved, with its rounding, for every weight.
-"""
+"""Sandwich layers: two linear maps with a relu between them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import bound_weight
-from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
-from onelip.core.geometry import Geometry, geometry_of, padding_of
+from onelip.core.arguments import check_integer
+from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant
+from onelip.core.geometry import geometry_of, padding_of
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.parametrization import (
     attach,
@@ -39,26 +25,51 @@ from onelip.core.parametrization import (
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.methods.fourier.cayley import CayleyMap
-from onelip.methods.fourier.layer import SERVED, check_periodic, stored_norm
+from onelip.methods.fourier.frequencies import Period
+from onelip.methods.fourier.layer import SUPPORTED, check_periodic, check_supported, stored_norm
 from onelip.methods.fourier.maps import DenseMap, FrequencyMap
-from onelip.methods.fourier.period import Period
-from onelip.methods.fourier.plain_relu import plain_by_frequency, plain_dense
+from onelip.methods.fourier.plain import plain_by_frequency, plain_dense
 from onelip.methods.method import Method
-
-_DENSE = Geometry(False, 1, (), (), ())
+from onelip.methods.norms.power_iteration import MATRIX
 
 
 class Sandwich(LipschitzModule):
-    """sqrt(2) A^T relu(sqrt(2) B x + b), times a constant; `sandwich` makes it.
+    r"""The layer $y = L \sqrt 2 A^\top \mathrm{relu}(\sqrt 2 B x + b)$ with $P = (A\ B)$; `sandwich` makes it.
 
-    `onelip.bake` makes two linear layers with MaxMin between of it, by `onelip.methods.fourier.plain_relu`; their
-    constants are proved from what is stored.
+    **Theorem.** For two inputs, $f(x) - f(x') = 2 A^\top D B (x - x')$ with a diagonal matrix $D$ of entries in
+    $[0, 1]$. If $\|P\| \le c$, the eigenvalues of $P^\top D P$ are in $[0, c^2]$, so
+    $\|2 P^\top D P - c^2 I\| \le c^2$, and $2 A^\top D B$ is an off-diagonal block of this matrix. Hence
+
+    $$\|f(x) - f(x')\|_2 \le L c^2 \|x - x'\|_2,$$
+
+    which is $L$ for $P P^\top = I$. The published layer $\sqrt 2 A^\top S\,\mathrm{relu}(\sqrt 2 S^{-1} B x + b)$ with
+    a positive diagonal $S$ is this one with the bias $S b$, so $S$ is omitted. $P$ is computed by the Cayley transform,
+    as published; convolutions at each frequency, see `FrequencyMap`.
+
+    **Assumptions.** Convolutions larger than 1x1 are circular, keep the spatial size and are built for one size of
+    images; one group.
+
+    **Guarantee.** Proved, with rounding, for every weight.
+
+    `onelip.bake` turns the layer into two linear layers with MaxMin between them (`onelip.methods.fourier.plain`),
+    whose constants are proved from the stored weights.
+
+    Wang, Manchester, "Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.
 
     Args:
-        layer: what it stands for: its kind, its channels, its bias if there are as many hidden channels as outputs.
-        hidden: rows of P.
-        input_size: spatial size of the inputs; () where that does not matter.
-        lipschitz: the constant that the layer is to have instead of 1.
+        layer: the layer that is replaced: its kind and channels are used, and its bias if `hidden` is the number of
+            outputs.
+        hidden: rows of $P$.
+        input_size: spatial size of the inputs; () for Linear and 1x1 convolutions.
+        lipschitz: the constant $L$.
+
+    Shape:
+        - Input: $(*, H_{in})$ for Linear, $(N, C_{in}, *)$ for convolutions.
+        - Output: $(*, H_{out})$ or $(N, C_{out}, *)$, with the spatial size of the input.
+
+    Attributes:
+        weight: $P$, or its matrices at each frequency.
+        bias: $b$ (hidden,), or None.
     """
 
     bias: nn.Parameter | None
@@ -85,8 +96,8 @@ class Sandwich(LipschitzModule):
         fits = x.dim() == self.axes + 2 if self.axes else x.dim() >= 1
         if not fits or tuple(x.shape[channels : channels + len(expected)]) != expected:
             raise ValueError(
-                f"expected an input with {self.inputs} channels{self._sized()}, got shape {tuple(x.shape)}; make the "
-                "layer anew for your input, with input_size where it is a convolution"
+                f"expected an input with {self.inputs} channels{self._sized()}, got shape {tuple(x.shape)}; "
+                "rebuild the layer for your input (input_size for convolutions)"
             )
         y = self._dense(x) if self.period is None else self._by_frequency(x, self.period)
         return y * (math.sqrt(2) * self.lipschitz)
@@ -108,22 +119,22 @@ class Sandwich(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
-        """Proved, by (1): from what the parametrization of P claims, or for a baked layer from what is stored."""
+        """The proved constant: from the parametrization of P, or for a baked layer from the stored P."""
         norm = self._norm_of_weight()
-        # The factor sqrt(2) is a float, and used twice: two units for it.
+        # The float sqrt(2) is rounded and used twice: two units of rounding.
         square = multiply_up(norm, norm) * (1 + 2.0**-50)
         if not square < math.inf:
             raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
         return multiply_up(square, self.lipschitz)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
-        """For `onelip.bake`; None where nobody says that ||P|| is at most 1."""
+        """Return the plain layers for `onelip.bake`; None if ||P|| <= 1 is not proved."""
         try:
             if not self._norm_of_weight() <= 1 + 2.0**-10:
                 return None
         except UnknownLipschitzConstant:
             return None
-        # With z = [0 x] the layer is that part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
+        # With z = [0 x] the layer is the part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
         P, bias = tensors["weight"], None if self.bias is None else self.bias.detach() * math.sqrt(0.5)
         inputs, outputs, factor = slice(self.outputs, None), slice(0, self.outputs), -self.lipschitz
         if self.input_size:
@@ -135,16 +146,16 @@ class Sandwich(LipschitzModule):
             if self.input_size:
                 return stored_norm(self.weight.detach())
             try:
-                return bound_weight(self.weight.detach(), _DENSE).value
+                return bound_weight(self.weight.detach(), MATRIX).value
             except (NonFiniteWeight, OverflowError) as error:
                 raise UnknownLipschitzConstant(str(error)) from error
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, (DenseMap, FrequencyMap)) or maps is None or len(maps) != 1:
-            raise UnknownLipschitzConstant("expected a layer with its own parametrization, got another one")
+            raise UnknownLipschitzConstant("expected Sandwich with its own parametrization, got another one")
         return found.constant_in(self.weight.dtype)
 
     def _sized(self) -> str:
-        return f" and spatial size {self.input_size}, for which it was made" if self.input_size else ""
+        return f" and spatial size {self.input_size}, for which it was built" if self.input_size else ""
 
     def extra_repr(self) -> str:
         sized = f", input_size={self.input_size}" if self.input_size else ""
@@ -152,53 +163,55 @@ class Sandwich(LipschitzModule):
 
 
 def sandwich(
-    layer: nn.Module,
+    module: nn.Module,
     *,
     hidden: int | None = None,
     input_size: int | Sequence[int] | None = None,
     lipschitz: float = 1.0,
 ) -> Sandwich:
-    """A Sandwich layer in the place of the given one; its weights begin anew, as its authors begin.
+    """Return a Sandwich layer in place of the given layer; its weights are initialised as the authors do.
+
+    See `Sandwich`.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        hidden: channels between the two maps, at most inputs + outputs; as many as outputs by default.
-        input_size: spatial size of the images; needed by convolutions larger than 1x1.
+        module: Linear, or Conv1d to Conv3d.
+        hidden: channels between the two maps, at most inputs + outputs; the number of outputs by default.
+        input_size: spatial size of the inputs; required for convolutions larger than 1x1.
         lipschitz: the constant to guarantee instead of 1.
 
+    Returns:
+        A new module.
+
     Raises:
-        onelip.UnsupportedLayer: for zero padding, groups, strides, and where the size is not kept or not given.
+        onelip.UnsupportedLayer: for zero padding, groups, strides, padding that does not keep the size, and a missing
+            input size.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = sandwich(nn.Linear(4, 3)).eval()
         >>> layer(torch.randn(2, 4)).shape, round(layer.lipschitz_constant, 5)
         (torch.Size([2, 3]), 1.0)
     """
-    if not isinstance(layer, SERVED):
-        names = ", ".join(kind.__name__ for kind in SERVED)
-        raise UnsupportedLayer(f"expected one of {names} for sandwich, got {type(layer).__name__}; use 'bcop' or 'aoc'")
-    geometry = geometry_of(layer)
-    weight = weight_of(layer, geometry)
-    outputs, inputs = weight.shape[:2]
-    rows = outputs if hidden is None else hidden
-    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= inputs + outputs:
-        raise ValueError(f"expected hidden to be a whole number from 1 to {inputs + outputs}, got {hidden!r}")
-    size = _size(layer, input_size)
-    made = Sandwich(layer, hidden=rows, input_size=size, lipschitz=lipschitz)
+    check_supported(module, "sandwich")
+    geometry = geometry_of(module)
+    outputs, inputs = weight_of(module, geometry).shape[:2]
+    rows = check_integer("hidden", outputs if hidden is None else hidden, 1, inputs + outputs)
+    size = _size(module, input_size)
+    made = Sandwich(module, hidden=rows, input_size=size, lipschitz=lipschitz)
     shape = tuple(made.weight.shape)
     orthogonal = CayleyMap(made.weight[None])
     if not size:
-        return attach(made, DenseMap(_DENSE, shape, orthogonal))
-    assert isinstance(layer, nn.modules.conv._ConvNd)
+        return attach(made, DenseMap(MATRIX, shape, orthogonal))
+    assert isinstance(module, nn.modules.conv._ConvNd)
     shifts = tuple(
         tuple(d * t - left for t in range(k))
-        for k, d, (left, _) in zip(layer.kernel_size, layer.dilation, padding_of(layer), strict=True)
+        for k, d, (left, _) in zip(module.kernel_size, module.dilation, padding_of(module), strict=True)
     )
     return attach(made, FrequencyMap(geometry, shape, orthogonal, size=size, shifts=shifts))
 
 
 def _size(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The spatial size that the layer needs, () if it needs none."""
+    """Return the spatial size that the layer needs; () if it needs none."""
     if isinstance(layer, nn.Linear):
         return ()
     assert isinstance(layer, nn.modules.conv._ConvNd)
@@ -211,13 +224,15 @@ def _size(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int
 METHOD = Method(
     name="sandwich",
     title="Sandwich layers (Wang and Manchester, 2023)",
+    citation="Ruigang Wang, Ian R. Manchester, "
+    '"Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.',
     mechanism="parametrization",
     guarantee="proved",
-    layers=SERVED,
+    layers=SUPPORTED,
     apply=sandwich,
     options=({"hidden": 2}, {"lipschitz": 0.5}),
     replaces=True,
     needs_input_size=True,
     hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="two maps with relu between; convolutions circular, made for one image size",
+    note="two maps with a relu between; convolutions circular, built for one image size",
 )

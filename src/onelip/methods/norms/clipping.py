@@ -1,46 +1,48 @@
-"""Weight clipping.
-
-Citation: Martin Arjovsky, Soumith Chintala, Leon Bottou, "Wasserstein Generative Adversarial Networks", ICML 2017.
-
-Inequality: a layer all of whose weights have magnitude at most c has norm at most c sqrt(N), where N is the number of
-weights that one output reads times the number that one input is read by (Schur test: ||J||^2 <= ||J||_1 ||J||_inf):
-    Linear m x n                        N = m n
-    convolution of k^D taps, stride s   N = (inputs k^D) (outputs ceil(k / s)^D), channels counted within a group
-It is attained by a constant kernel. So c = L / sqrt(N) guarantees L, and any other c gives a bound all the same.
-Assumes: zero padding, or circular padding of at most dilation * (kernel_size - 1) in total.
-Guarantee: proved, for every weight: training clips after each step, evaluation clips too (which then changes nothing).
-"""
+"""Weight clipping (WGAN)."""
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onelip.core.geometry import LINEAR_LAYERS, Geometry, geometry_of
-from onelip.core.parametrization import attach, check_lipschitz, weight_of
-from onelip.methods.method import Method, PaperRow
-from onelip.methods.norms.projection import Projection, project_step
-
-Layer = TypeVar("Layer", bound=nn.Module)
+from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.core.parametrization import check_lipschitz
+from onelip.methods.method import Layer, Method, PaperRow, attach_new
+from onelip.methods.norms.projection import Projection
 
 
 class Clipped(Projection):
-    """Weights in [-c, c]; see the module's docstring, and `clipping` for the verb.
+    r"""Weights in $[-c, c]$, for a constant that follows from $c$; `clipping` registers it.
+
+    **Theorem** (Schur test, $\|J\|_2^2 \le \|J\|_1 \|J\|_\infty$). A layer whose weights have magnitude at most $c$ has
+    norm at most $c \sqrt N$, where $N$ is the number of weights that one output reads times the number of weights that
+    read one input: $N = mn$ for Linear, and
+    $N = (\mathrm{inputs} \cdot k^D)(\mathrm{outputs} \cdot \lceil k / s \rceil^D)$ for a convolution with $k^D$ taps
+    and stride $s$, channels counted in a group. A constant kernel attains it.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total.
+
+    **Guarantee.** Proved for every weight. In training the weight is clipped after each step (`onelip.project`), in
+    evaluation at each access.
+
+    Arjovsky, Chintala, Bottou, "Wasserstein Generative Adversarial Networks", ICML 2017.
 
     Args:
-        geometry: how the weight acts.
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        lipschitz: the constant that c is chosen for.
-        clip: c itself; the constant then follows from it.
+        lipschitz: the constant $L$; then $c = L / \sqrt N$.
+        clip: $c$ itself; then the constant is $c \sqrt N$.
+
+    Attributes:
+        clip: $c$.
     """
 
     def __init__(
         self, geometry: Geometry, weight_shape: Sequence[int], *, lipschitz: float = 1.0, clip: float | None = None
     ) -> None:
         count = schur_count(geometry, weight_shape)
-        # Both directions are rounded to the safe side: c down, the bound that follows from a given c up.
+        # Rounded to the safe side: c down, the bound of a given c up.
         root = math.sqrt(count) * (1 + 2.0**-50)
         super().__init__(geometry, weight_shape, lipschitz=lipschitz)
         if clip is None:
@@ -60,7 +62,7 @@ class Clipped(Projection):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Uniform in the box."""
+        """Initialise uniformly in [-c, c]."""
         if not P.is_meta:
             P.copy_(self._clipped(P.uniform_(-1, 1) * self.clip))
 
@@ -69,7 +71,7 @@ class Clipped(Projection):
         return W.clamp(-limit, limit)
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        return self.lipschitz  # weights in the box stay in it when they are rounded: its end is a number of the type
+        return self.lipschitz  # c is rounded down to the type, so rounded weights stay in [-c, c]
 
     def describe(self) -> str:
         return f"weights clipped to +-{self.clip:.3g}"
@@ -79,56 +81,67 @@ class Clipped(Projection):
 
 
 def schur_count(geometry: Geometry, weight_shape: Sequence[int]) -> int:
-    """N of the module's docstring.
+    """Return N of `Clipped`.
 
     Examples:
+        >>> from torch import nn
+        >>> from onelip.core.geometry import geometry_of
         >>> layer = nn.Conv2d(2, 3, 3)
         >>> schur_count(geometry_of(layer), layer.weight.shape)  # (2 * 9) * (3 * 9)
         486
     """
     first, second, *taps = weight_shape
-    # One side meets every tap; the other only those of one phase of the stride, see Note [Phases].
+    # One side reads all taps, the other those of one phase of the stride: Note [Phases] of onelip.core.geometry.
     in_a_phase = math.prod(-(-k // s) for k, s in zip(geometry.kernel_size, geometry.phases, strict=True))
     return (first // geometry.groups) * second * math.prod(taps) * in_a_phase
 
 
 def largest_not_above(value: float, dtype: torch.dtype) -> float:
-    """The largest number of the type that is not above a non-negative value."""
+    """Return the largest number of the type that is not above a non-negative value."""
     rounded = torch.tensor(value, dtype=torch.float64).to(dtype)
     if float(rounded) > value:
         rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
     return float(rounded)
 
 
-def clipping(module: Layer, *, lipschitz: float = 1.0, clip: float | None = None) -> Layer:
-    """Keep a layer's weights in [-c, c], in place; return the layer. Call `onelip.project` after each step.
+def clipping(module: Layer, name: str = "weight", *, lipschitz: float = 1.0, clip: float | None = None) -> Layer:
+    """Keep the weights of a layer in [-c, c], in place, and return it; see `Clipped`.
+
+    Call `onelip.project(model)` after each step of the optimizer.
 
     Args:
-        module: Linear, Conv1d to Conv3d, ConvTranspose1d to ConvTranspose3d.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
         lipschitz: the constant to guarantee; c follows from it.
-        clip: c itself, such as 0.01 in the paper; the constant follows from it.
+        clip: c itself, e.g. 0.01 in the paper; the constant follows from it.
+
+    Returns:
+        The same module, with a parametrized weight.
+
+    Raises:
+        onelip.UnsupportedLayer: if the bound does not hold for this layer or its padding.
 
     Examples:
+        >>> from torch import nn
         >>> layer = clipping(nn.Linear(4, 9))
         >>> round(float(layer.parametrizations.weight[0].clip), 6)  # 1 / sqrt(4 * 9)
         0.166667
     """
-    geometry = geometry_of(module)
-    weight = weight_of(module, geometry)
-    return attach(module, Clipped(geometry, weight.shape, lipschitz=lipschitz, clip=clip))
+    return attach_new(Clipped, module, name, lipschitz=lipschitz, clip=clip)
 
 
 METHOD = Method(
     name="clipping",
     title="WGAN weight clipping (Arjovsky et al., 2017)",
+    citation="Martin Arjovsky, Soumith Chintala, Leon Bottou, "
+    '"Wasserstein Generative Adversarial Networks", ICML 2017.',
     mechanism="projection",
     guarantee="proved",
     layers=LINEAR_LAYERS,
     apply=clipping,
     options=({"clip": 0.01}, {"lipschitz": 0.5}),
     paper=PaperRow(E="yes", F="yes", G="yes", M="no"),
-    after_step=project_step,
-    note="the clip value of each layer guarantees the constant, or a given one gives it",
-    # Momentum goes on pushing against the walls of the box, and decay away from them.
+    note="the clip value follows from the constant, or the constant from the clip value",
+    # Momentum keeps pushing against the ends of the interval, and weight decay away from them.
     hyperparameters={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
 )

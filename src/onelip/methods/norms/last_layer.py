@@ -1,40 +1,39 @@
-"""LLN: last-layer normalisation, rows of length 1 in place of a norm of 1.
-
-Citation: Sahil Singla, Surbhi Singla, Soheil Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100",
-ICLR 2022.
-
-Inequality: if the network up to the last layer has constant L, the difference of two scores w_y . g + b_y and
-w_i . g + b_i changes by at most L ||w_y - w_i|| times the change of the input. So the class y is kept within
-
-    min over i != y of (f_y - f_i) / (L ||w_y - w_i||),                                                          (1)
-
-and with rows of length 1 these distances are at most 2, mostly near sqrt(2), however many classes there are.
-Assumes: nothing of the rows but that they are those of the last layer.
-Guarantee: proved is the constant sqrt(classes), by the Frobenius norm: the layer is *not* 1-Lipschitz, and sqrt(2) L
-in place of (1) would be wrong. Certificates must go by `pair_distances`; `certificate` of the registry says so.
-"""
+"""LLN, last-layer normalisation: rows of norm 1 instead of a layer of norm 1."""
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.parametrization import LipschitzParametrization, attach, find_parametrization, weight_of, working_type
+from onelip.core.geometry import Geometry
+from onelip.core.parametrization import LipschitzParametrization, find_parametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.method import Method
+from onelip.methods.method import Layer, Method, attach_new
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
 
-Layer = TypeVar("Layer", bound=nn.Module)
-
 
 class UnitRows(LipschitzParametrization):
-    """The map that divides each row by its length; `lln` registers it. Zero rows stay zero.
+    r"""Divide each row of the last layer by its norm; `lln` registers it. Zero rows stay zero.
+
+    **Theorem.** If the network before the last layer has the constant $L$, the difference of two scores
+    $w_y \cdot g + b_y$ and $w_i \cdot g + b_i$ changes by at most $L \|w_y - w_i\|$ times the change of the input. So
+    the predicted class $y$ does not change within the radius
+
+    $$\min_{i \ne y} \frac{f_y - f_i}{L\,\|w_y - w_i\|}.$$
+
+    With rows of norm 1 these distances are at most 2, and mostly near $\sqrt 2$, for any number of classes.
+
+    **Assumptions.** The layer is the last one of the network.
+
+    **Guarantee.** The proved constant of the layer is $\sqrt{\mathrm{classes}}$, by the Frobenius norm. The layer is
+    *not* 1-Lipschitz, and the radius margin $/ (\sqrt 2 L)$ would be wrong. Certificates use `pair_distances`; the
+    field `certificate` of the method states it.
+
+    Singla, Singla, Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.
 
     Args:
         geometry: of a Linear layer, from `onelip.core.geometry.geometry_of`.
@@ -49,32 +48,35 @@ class UnitRows(LipschitzParametrization):
             return P
         with full_precision(P.device):
             rows = P.to(working_type(P.dtype))
-            rows = of_moderate_size(rows.to(widest_type(rows))[:, None])[:, 0]  # each row by itself
+            rows = of_moderate_size(rows.to(widest_type(rows))[:, None])[:, 0]  # each row separately
             square = rows.square().sum(1, keepdim=True)
             empty = square == 0
             return torch.where(empty, 0.0, rows * torch.where(empty, 1.0, square).rsqrt()).to(P.dtype)
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Orthogonal rows, as far as there is room."""
+        """Initialise with orthogonal rows, as far as there are enough features."""
         if not P.is_meta:
             nn.init.orthogonal_(P)
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        """sqrt(classes), with the rounding of lengths and entries."""
+        """Return sqrt(classes), with the rounding of norms and entries."""
         classes, features = self.weight_shape
         return stored_constant(self.lipschitz, (features + 8) * 2.0**-53, 1, classes * features, dtype)
 
     def describe(self) -> str:
-        return "rows of length 1, sqrt(classes); certify by the distances of rows"
+        return "rows of norm 1, constant sqrt(classes); certify by the distances of rows"
 
 
 def lln(module: Layer, name: str = "weight") -> Layer:
-    """Give a Linear layer rows of length 1, in place, and return it. Only for the last layer of a network.
+    """Normalise the rows of the last Linear layer of a network, in place, and return it; see `UnitRows`.
 
     Args:
         module: Linear.
-        name: the parameter to constrain.
+        name: name of the parameter to constrain.
+
+    Returns:
+        The same module, with a parametrized weight.
 
     Raises:
         onelip.UnsupportedLayer: for any other layer.
@@ -89,17 +91,25 @@ def lln(module: Layer, name: str = "weight") -> Layer:
     if not isinstance(module, nn.Linear):
         raise UnsupportedLayer(
             f"expected the last Linear layer for last-layer normalisation, got {type(module).__name__}; "
-            "use it on the classifier only, and any other method on what comes before"
+            "use it for the classifier only, and another method for the layers before"
         )
-    geometry = geometry_of(module)
-    weight = weight_of(module, geometry, name)
-    return attach(module, UnitRows(geometry, weight.shape), name)
+    return attach_new(UnitRows, module, name)
 
 
 def normalise_last_layer(model: nn.Module) -> nn.Module:
-    """Put last-layer normalisation on the last Linear layer of a model, in place of what constrains it; return it.
+    """Apply `lln` to the last Linear layer of a model, in place, and return the model.
 
-    Certify the result by (1), with the constant of all that comes before that layer: L is not the model's own constant.
+    A method that constrains the layer is removed first. Certify the result by the formula of `UnitRows`, where L is the
+    constant of the network before the layer.
+
+    Args:
+        model: a module with a Linear layer.
+
+    Returns:
+        The same model.
+
+    Raises:
+        onelip.UnsupportedLayer: if there is no Linear layer.
 
     Examples:
         >>> import onelip
@@ -111,7 +121,7 @@ def normalise_last_layer(model: nn.Module) -> nn.Module:
     if not layers:
         raise UnsupportedLayer(
             f"expected a model with a Linear layer at its end, got {type(model).__name__} without any; "
-            "add one, or keep the method's own last layer and the radius margin / (sqrt(2) L)"
+            "add one, or keep the last layer of the method and the radius margin / (sqrt(2) L)"
         )
     last = layers[-1]
     if find_parametrization(last) is not None:
@@ -122,9 +132,19 @@ def normalise_last_layer(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def pair_distances(weight: Tensor) -> Tensor:
-    """||w_i - w_j|| for all pairs of rows of the last layer's weight (classes, features), rounded up; float64.
+    r"""Return $\|w_i - w_j\|$ for all pairs of rows of a weight, rounded up.
 
-    Divided by these, and by the constant of the network before the layer, differences of scores are radii, (1).
+    Differences of scores, divided by these distances and by the constant of the network before the layer, are certified
+    radii; see `UnitRows`.
+
+    Args:
+        weight: (classes, features).
+
+    Returns:
+        The distances (classes, classes), in float64.
+
+    Raises:
+        ValueError: if the weight is not a matrix.
 
     Examples:
         >>> pair_distances(torch.eye(2))[0, 1] >= 2**0.5
@@ -133,19 +153,21 @@ def pair_distances(weight: Tensor) -> Tensor:
     if weight.dim() != 2:
         raise ValueError(f"expected a weight (classes, features), got shape {tuple(weight.shape)}")
     rows = weight.double()
-    # One row at a time: all differences at once would take classes^2 * features numbers.
+    # One row at a time: all differences at once would need memory for classes^2 * features numbers.
     distances = torch.stack([torch.linalg.vector_norm(rows - row, dim=1) for row in rows])
-    # Each difference is rounded once, each square and sum once: a part of (features + 4) 2^-53 of the length at most.
+    # Rounding of differences, squares and sums: a relative error of at most (features + 4) 2^-53.
     return distances * (1 + 2 * (weight.shape[1] + 8) * 2.0**-53)
 
 
 METHOD = Method(
     name="lln",
     title="LLN, last-layer normalisation (Singla et al., 2022)",
+    citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
+    '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
     mechanism="parametrization",
     guarantee="proved",
     layers=(nn.Linear,),
     apply=lln,
     certificate="pairs",
-    note="for the last layer only: constant sqrt(classes); certified by the distances of its rows",
+    note="for the last layer only; constant sqrt(classes); certified per pair of classes",
 )

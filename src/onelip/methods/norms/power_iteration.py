@@ -1,18 +1,25 @@
-"""The norm of a layer's linear operator, approached from below: v <- A^T A v / |A^T A v|, sigma = |A v| <= ||A||.
+"""Power iteration on the operator of a layer, and the parametrizations that use it in training."""
 
-A is the layer itself, with its stride, dilation, groups and padding, on an image of a given size; not the kernel
-reshaped to a matrix, whose norm can be sqrt(taps) times too small. What is found is an estimate: training may use it,
-a certificate never does.
-"""
+import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onelip.bounds import bound_weight
+from onelip.core.arguments import check_integer, per_axis
+from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.parametrization import LipschitzParametrization, weight_of, working_type
 from onelip.core.precision import full_precision
+from onelip.methods.orthogonal.reshaped import stored_constant
+from onelip.nn.init import tight_weight
 
-# How far beyond the kernel's own extent the image goes if nobody says how large it is.
+# Size of the image in units of the extent of the kernel, if no input size is given.
 _EXTENTS = 3
+
+# Steps of the power method when a layer is made.
+_FIRST_STEPS = 15
 
 _CONVOLUTIONS = {
     (1, False): F.conv1d,
@@ -23,13 +30,19 @@ _CONVOLUTIONS = {
     (3, True): F.conv_transpose3d,
 }
 
+# The geometry of a matrix.
+MATRIX = Geometry(transposed=False, groups=1, kernel_size=(), phases=(), identity_tap=())
+
 
 class Operator:
-    """A layer without its weight and bias: `operator(x, W)` is what the layer computes with W.
+    """The linear operator of a layer as a function of its weight: `operator(x, W)`, without the bias.
 
     Args:
-        module: Linear, ConvNd or ConvTransposeNd.
-        input_size: spatial size of the input; by default one that holds the kernel three times.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        input_size: spatial size of the input; by default three times the extent of the kernel.
+
+    Attributes:
+        input_shape: shape of one input, (channels, *sizes).
 
     Examples:
         >>> operator = Operator(nn.Conv2d(2, 3, 3, padding=1), (8, 8))
@@ -37,7 +50,7 @@ class Operator:
         (2, 8, 8)
     """
 
-    def __init__(self, module: nn.Module, input_size: int | tuple[int, ...] | None = None) -> None:
+    def __init__(self, module: nn.Module, input_size: int | Sequence[int] | None = None) -> None:
         self.wrapping: list[int] | None = None
         self.settings: dict[str, object] = {}
         self.dims = 0
@@ -54,7 +67,8 @@ class Operator:
             self.settings["padding"] = module.padding
         if module.transposed:
             self.settings["output_padding"] = module.output_padding
-        self.input_shape = (module.in_channels, *_size(module, input_size))
+        size = _default_size(module) if input_size is None else per_axis("input_size", input_size, self.dims)
+        self.input_shape = (module.in_channels, *size)
 
     def __call__(self, x: Tensor, W: Tensor) -> Tensor:
         if not self.dims:
@@ -65,27 +79,35 @@ class Operator:
         return convolve(x, W, **self.settings)  # pyright: ignore[reportCallIssue]  the settings fit the layer
 
     def start(self, like: Tensor) -> Tensor:
-        """A unit vector (1, *input_shape) to begin with, the same each time: processes must agree on it."""
+        """Return the initial unit vector (1, *input_shape), always the same: all processes must agree on it."""
         generator = torch.Generator().manual_seed(0)
         v = torch.randn(1, *self.input_shape, generator=generator, dtype=torch.float64)
         return (v / v.norm()).to(device=like.device, dtype=like.dtype if like.dtype.itemsize >= 4 else torch.float32)
 
 
-def _size(module: nn.modules.conv._ConvNd, size: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    if size is None:
-        extents = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        # A multiple of the stride, so that circular phases close.
-        return tuple(-(-_EXTENTS * n // s) * s for n, s in zip(extents, module.stride, strict=True))
-    sizes = (size,) * len(module.kernel_size) if isinstance(size, int) else tuple(size)
-    if len(sizes) != len(module.kernel_size) or any(n < 1 for n in sizes):
-        raise ValueError(
-            f"expected input_size to be a positive number or {len(module.kernel_size)} of them, got {size!r}"
-        )
-    return sizes
+def _default_size(module: nn.modules.conv._ConvNd) -> tuple[int, ...]:
+    extents = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
+    # A multiple of the stride, so that the phases of circular convolutions close.
+    return tuple(-(-_EXTENTS * n // s) * s for n, s in zip(extents, module.stride, strict=True))
 
 
 def iterate(operator: Operator, W: Tensor, v: Tensor, steps: int = 1) -> Tensor:
-    """v after some steps of the power method on A^T A; the adjoint is the derivative of A, so it fits every setting."""
+    r"""Return $v$ after steps $v \leftarrow A^\top A v / \|A^\top A v\|$ of the power method.
+
+    The adjoint $A^\top$ is the derivative of the operator, so it fits all settings of the layer.
+
+    Args:
+        operator: the operator $A$ of a layer.
+        W: its weight.
+        v: unit vector (1, *input_shape).
+        steps: number of steps.
+
+    Examples:
+        >>> operator = Operator(nn.Linear(2, 2))
+        >>> v = iterate(operator, torch.diag(torch.tensor([2.0, 1.0])), operator.start(torch.ones(1)), 20)
+        >>> [round(abs(x), 4) for x in v.flatten().tolist()]
+        [1.0, 0.0]
+    """
     W = W.detach()
     with full_precision(W.device), torch.enable_grad():
         for _ in range(steps):
@@ -93,12 +115,144 @@ def iterate(operator: Operator, W: Tensor, v: Tensor, steps: int = 1) -> Tensor:
             y = operator(x, W)
             (z,) = torch.autograd.grad(y, x, y.detach())
             size = torch.linalg.vector_norm(z)
-            # A zero weight, or one out of range, leaves the vector as it was: it must be a unit vector ever after.
+            # A zero weight, or one out of range, does not change the vector: it must stay a unit vector.
             v = torch.where((size > 0) & (size < torch.inf), z / size, x.detach())
     return v.detach()
 
 
 def estimated_norm(operator: Operator, W: Tensor, v: Tensor) -> Tensor:
-    """sigma = |A v|, differentiable in W: the derivative of the norm itself if v has converged."""
+    r"""Return $\sigma = \|A v\| \le \|A\|$, differentiable in $W$: the derivative of $\|A\|$ if $v$ has converged."""
     with full_precision(W.device):
         return torch.linalg.vector_norm(operator(v.detach().to(W.dtype), W))
+
+
+class KnownBound:
+    """A proved bound that is recomputed only when the weight has changed: a proof can take seconds.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> _ = nn.init.constant_(layer.weight, 3.0)
+        >>> round(KnownBound()(layer.weight, geometry_of(layer)), 6)
+        3.0
+    """
+
+    _caches = ("._weight", "._geometry", "._bound")
+
+    def __init__(self) -> None:
+        self._weight: Tensor | None = None
+        self._geometry: Geometry | None = None
+        self._bound = math.nan
+
+    def __call__(self, weight: Tensor, geometry: Geometry) -> float:
+        """Return a proved upper bound on the norm of a layer with this weight.
+
+        Raises:
+            onelip.NonFiniteWeight: for infinities and NaNs.
+            OverflowError: if the bound is beyond the range of float64.
+        """
+        weight, known = weight.detach(), self._weight
+        # The values are compared: a version counter misses writes through `.data`.
+        is_known = known is not None and known.device == weight.device and torch.equal(known, weight)
+        if not is_known or geometry != self._geometry:
+            self._bound = bound_weight(weight, geometry, effort="high").value
+            self._weight, self._geometry = weight.clone(), geometry
+        return self._bound
+
+
+def overlap_of_rows(geometry: Geometry, weight_shape: Sequence[int]) -> int:
+    r"""Return $T$ with $\|J\| \le \sqrt T \|M\|$ for a layer $J$ and its reshaped kernel $M$ (outputs, inputs * taps).
+
+    $M$ maps windows, and each input is in at most $T$ windows: all taps, or with a stride those of one phase. The
+    phases of a transposed layer are outputs that share no row of $M$; their squares add up to all taps again.
+
+    Examples:
+        >>> for layer in (nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, stride=2), nn.ConvTranspose2d(2, 2, 3, stride=2)):
+        ...     overlap_of_rows(geometry_of(layer), layer.weight.shape)
+        9
+        4
+        9
+    """
+    if geometry.transposed:
+        return math.prod(geometry.kernel_size)
+    return math.prod(geometry.kernel_shape(tuple(weight_shape), "inputs")[3:])
+
+
+class PowerIterated(LipschitzParametrization):
+    r"""Base of parametrizations that follow the largest singular vector $v$ of their layer through training.
+
+    Training may use the estimate $\|A v\| \le \|A\|$. In eval mode the weight is $P \cdot L / b$ (or
+    $P \cdot \min(1, L / b)$), where $b \ge \|P\|$ is a proved bound. So the layer has the constant $L$ for every $P$,
+    however far the iteration was from convergence.
+
+    Args:
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the weight.
+        lipschitz: the constant $L$.
+        iterations: steps of the power method at a time.
+        input_size: spatial size of the inputs, for the estimate.
+
+    Attributes:
+        v: buffer, the unit vector. It is part of the state dict, so that a resumed run continues with it.
+    """
+
+    v: Tensor
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str = "weight",
+        *,
+        lipschitz: float = 1.0,
+        iterations: int = 1,
+        input_size: int | Sequence[int] | None = None,
+    ) -> None:
+        geometry = geometry_of(module, input_size)
+        weight = weight_of(module, geometry, name)
+        super().__init__(geometry, weight.shape, lipschitz=lipschitz)
+        self.iterations = check_integer("iterations", iterations)
+        self.operator = self.make_operator(module, weight, input_size)
+        v = self.operator.start(weight)
+        if not weight.is_meta and weight.numel():
+            v = iterate(self.operator, weight.detach().to(working_type(weight.dtype)), v, _FIRST_STEPS).to(v.dtype)
+        self.register_buffer("v", v)
+        self._known_bound = KnownBound()
+
+    def make_operator(self, module: nn.Module, weight: Tensor, input_size: int | Sequence[int] | None) -> Operator:
+        """Return the operator whose norm is estimated."""
+        return Operator(module, input_size)
+
+    def estimate(self, P: Tensor, steps: int | None = None) -> Tensor:
+        """Return the estimated norm of the layer with weight P, differentiable; in training it moves the vector."""
+        P = P.to(working_type(P.dtype))
+        v = self.v
+        if self.training:
+            v = iterate(self.operator, P, v, self.iterations if steps is None else steps)
+            with torch.no_grad():
+                self.v.copy_(v)
+        return estimated_norm(self.operator, P, v)
+
+    def proved_bound(self, P: Tensor) -> float:
+        """Return a proved upper bound on the norm of the layer; NaN for a weight that is not finite."""
+        return self._known_bound(P, self.geometry) if bool(P.isfinite().all()) else math.nan
+
+    def scaled_by_proof(self, P: Tensor, *, only_down: bool) -> Tensor:
+        """Return P * lipschitz / bound; with `only_down`, P itself if its bound is not above the constant."""
+        if P.numel() == 0 or P.is_meta:
+            return P
+        bound = self.proved_bound(P)
+        if bound == 0 or (only_down and bound <= self.lipschitz):
+            return P
+        return (P.double() / bound * self.lipschitz).to(P.dtype)
+
+    def constant_in(self, dtype: torch.dtype) -> float | None:
+        """Return the constant, with the rounding of the stored weight."""
+        _, rows, columns, *taps = self.geometry.kernel_shape(self.weight_shape, "inputs")
+        T = math.prod(taps)
+        return stored_constant(self.lipschitz, 0.0, min(rows, columns) * T, rows * columns * T * T, dtype)
+
+    @torch.no_grad()
+    def reset(self, P: Tensor) -> None:
+        """Initialise with singular values 1: the identity, or orthogonal columns on the side with fewer channels."""
+        columns = {side: self.geometry.kernel_shape(self.weight_shape, side)[2] for side in ("inputs", "outputs")}
+        if not P.is_meta:
+            P.copy_(tight_weight(self.geometry, self.weight_shape, min(columns, key=lambda side: columns[side])))

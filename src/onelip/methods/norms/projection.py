@@ -1,32 +1,71 @@
-"""Projection after the step: the weight is free for the optimizer, and moved back to where it belongs right after.
+"""Projection after the step of the optimizer.
 
-The rule of each layer lies on its weight as a parametrization that changes nothing in training. So it travels with the
-layer: in copies, state dicts and `bake`, and `onelip.project(model)` finds it without being told.
+The rule of a layer is a parametrization of its weight that is the identity in training. So it is part of copies, state
+dicts and `bake`, and `onelip.project(model)` finds it.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from onelip.core.parametrization import LipschitzParametrization, find_parametrization, original_of
 
 
 class Projection(LipschitzParametrization):
-    """Base of methods by projection: override `project_`; in training the weight is the parameter itself."""
+    """Base of methods by projection: override `project_`. In training the weight is the parameter itself.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        lipschitz: the constant of the layer after the projection.
+
+    Examples:
+        >>> class Box(Projection):
+        ...     def project_(self, P):
+        ...         P.clamp_(-0.5, 0.5)
+        >>> from onelip.core.geometry import geometry_of
+        >>> from onelip.core.parametrization import attach
+        >>> layer = nn.Linear(1, 1)
+        >>> _ = nn.init.constant_(layer.weight, 2.0)
+        >>> _ = project(attach(layer, Box(geometry_of(layer), layer.weight.shape)))
+        >>> layer.weight.item()
+        0.5
+    """
 
     def forward(self, P: Tensor) -> Tensor:
         return P
 
     def project_(self, P: Tensor) -> None:
-        """Move the parameter, in place; called without gradients after each step of the optimizer."""
+        """Move the parameter in place; called without gradients after each step of the optimizer."""
         raise NotImplementedError
+
+
+def _projections(model: nn.Module) -> Iterator[tuple[Projection, Tensor]]:
+    for module in model.modules():
+        if not parametrize.is_parametrized(module):
+            continue
+        lists = module.parametrizations
+        assert isinstance(lists, nn.ModuleDict)
+        for name in lists:
+            found = find_parametrization(module, name)
+            if isinstance(found, Projection):
+                yield found, original_of(module, name)
 
 
 @torch.no_grad()
 def project(model: nn.Module) -> int:
-    """Project the weights of all layers that have a method by projection, in place; returns how many there are.
+    """Project the weights of all layers with a method by projection (clipping, LCC, Parseval), in place.
 
-    Call it after each step of the optimizer; `project_after` does that by itself.
+    Call it after each step of the optimizer; `project_after` registers a hook that does so.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The number of projected weights.
 
     Examples:
         >>> from onelip.methods.norms.clipping import clipping
@@ -35,16 +74,24 @@ def project(model: nn.Module) -> int:
         1
     """
     count = 0
-    for module in model.modules():
-        found = find_parametrization(module)
-        if isinstance(found, Projection):
-            found.project_(original_of(module))
-            count += 1
+    for projection, parameter in _projections(model):
+        projection.project_(parameter)
+        count += 1
     return count
 
 
 def project_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
-    """Make the optimizer project the model after each of its steps; `.remove()` the handle to end that.
+    """Project the model after each step of the optimizer.
+
+    Args:
+        optimizer: a torch optimizer.
+        model: a module with layers that have a method by projection.
+
+    Returns:
+        A handle; `.remove()` stops the projections.
+
+    Raises:
+        ValueError: if no layer of the model has a method by projection.
 
     Examples:
         >>> from onelip.methods.norms.clipping import clipping
@@ -56,18 +103,13 @@ def project_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> Removab
         >>> round(float(model.weight.detach().abs().max()), 6)  # 1 / sqrt(4 * 4)
         0.25
     """
-    if not any(isinstance(find_parametrization(module), Projection) for module in model.modules()):
+    if not any(True for _ in _projections(model)):
         raise ValueError(
-            "expected a model with layers that are projected, got none; apply a method by projection first, "
-            "such as onelip.constrain(model, 'lcc')"
+            "the model has no layer with a method by projection; apply a method by projection first, "
+            "e.g. onelip.constrain(model, 'lcc')"
         )
 
     def hook(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         project(model)
 
     return optimizer.register_step_post_hook(hook)
-
-
-def project_step(model: nn.Module) -> None:
-    """`project` as what a method does after a step."""
-    project(model)

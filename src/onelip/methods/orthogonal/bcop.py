@@ -1,40 +1,39 @@
-"""BCOP: orthogonal convolutions from pairs of projections.
-
-Citation: Qiyang Li, Saminul Haque, Cem Anil, James Lucas, Roger Grosse, Jörn-Henrik Jacobsen, "Preventing Gradient
-Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.
-
-Inequality: a matrix R with ||R|| <= 1, grown by factors P + (I - P) z with P = V V^T, ||V|| <= 1, is a kernel whose
-layer has norm at most 1; `onelip.methods.orthogonal.block_kernels`, (1). V and R come from Björck's iteration.
-Assumes: zero padding of any amount, or circular padding of at most dilation * (kernel_size - 1) in total; a stride
-divides the kernel size (the taps of a window are channels then); at least 2 channels in a group, unless k = 1.
-Guarantee: proved, with its rounding, for every parameter and every number of steps. All singular values are 1, up to
-convergence, with circular or full padding and as many inputs as outputs; with zero padding that keeps the size the
-layer cuts off what would leave the image, so some are below. Projections have half of the channels as their rank, as
-published; kernels of other ranks are not reached. Linear layers and 1x1 convolutions are Björck's.
-"""
+"""BCOP: orthogonal convolutions from pairs of projections."""
 
 from collections.abc import Sequence
-from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import LINEAR_LAYERS, Geometry, geometry_of
-from onelip.core.parametrization import attach, weight_of
-from onelip.methods.method import Method, PaperRow
+from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.methods.method import Layer, Method, PaperRow, attach_new
 from onelip.methods.orthogonal.block_kernels import BlockOrthogonal
-
-Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class BCOP(BlockOrthogonal):
-    """The map from matrices to an orthogonal kernel; `bcop` registers it.
+    r"""The map from matrices to the kernel of an orthogonal convolution by BCOP; `bcop` registers it.
+
+    **Theorem.** A matrix $R$ with $\|R\| \le 1$, multiplied by factors $P + (I - P) z$ with $P = V V^\top$ and
+    $\|V\| \le 1$, is a kernel whose layer has norm at most 1; see `BlockOrthogonal`. $V$ and $R$ come from Björck's
+    iteration.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total;
+    a stride divides the kernel size (the taps of a window are then channels); at least 2 channels in a group, unless
+    the kernel size is 1.
+
+    **Guarantee.** Proved, with rounding, for every parameter and every number of steps. All singular values are 1, up
+    to convergence, with circular or full padding and as many inputs as outputs; with zero padding that keeps the size
+    some are below 1, because the layer crops its output. The projections have half of the channels as rank, as
+    published; kernels of other ranks are not reached. Linear layers and 1x1 convolutions are those of `Bjorck`.
+
+    Li, Haque, Anil, Lucas, Grosse, Jacobsen, "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional
+    Networks", NeurIPS 2019.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        steps: steps of Björck's iteration for each matrix, at most.
-        lipschitz: the constant that the layer is to have instead of 1.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
+        lipschitz: the constant of the layer.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class BCOP(BlockOrthogonal):
             raise UnsupportedLayer(
                 f"expected a kernel size that is a multiple of the stride, got kernel size {geometry.kernel_size} with "
                 f"{geometry.phases} phases of the stride: cutting taps off an orthogonal kernel can raise its norm; "
-                "use aoc, which takes any stride, or onelip.nn.ConcatenationPool and a convolution of stride 1"
+                "use aoc, which supports any stride, or onelip.nn.ConcatenationPool2d and a convolution of stride 1"
             )
         kernel_shape = geometry.kernel_shape(weight_shape, "inputs")
         super().__init__(
@@ -74,37 +73,42 @@ def bcop(
     lipschitz: float = 1.0,
     input_size: int | Sequence[int] | None = None,
 ) -> Layer:
-    """Make a convolution (or a linear layer) orthogonal by BCOP, in place, and return it.
+    """Make a convolution (or a linear layer) orthogonal by BCOP, in place, and return it; see `BCOP`.
 
-    The weight cannot be kept, as few are orthogonal convolutions: the layer starts with one orthogonal matrix in its
-    middle tap, the one next to the sum of the taps. Assigning `module.weight = w` does the same.
+    The weight cannot be kept, because few weights are orthogonal convolutions: the layer starts with one orthogonal
+    matrix in its middle tap, the nearest to the sum of the taps. Assigning `module.weight = w` does the same.
 
     Args:
-        module: Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d or ConvTranspose3d.
-        name: the parameter to constrain.
-        steps: steps of Björck's iteration for each matrix, at most.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
         lipschitz: the constant to guarantee instead of 1.
-        input_size: only for strided convolutions with circular padding: promise the spatial size of the input.
+        input_size: for strided convolutions with circular padding only: spatial size of every input.
+
+    Returns:
+        The same module, with a parametrized weight.
 
     Raises:
-        onelip.UnsupportedLayer: for padding that copies pixels, strides that do not divide the kernel size, and single
-            channels.
+        onelip.UnsupportedLayer: for padding modes that copy pixels, strides that do not divide the kernel size, and
+            single channels.
+        ValueError: for options out of range.
 
     Examples:
         >>> import torch
+        >>> from torch import nn
         >>> layer = bcop(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", bias=False))
         >>> x = torch.randn(1, 4, 8, 8)
         >>> bool((layer(x).norm() - x.norm()).abs() < 1e-3)
         True
     """
-    geometry = geometry_of(module, input_size)
-    weight = weight_of(module, geometry, name)
-    return attach(module, BCOP(geometry, weight.shape, steps=steps, lipschitz=lipschitz), name)
+    return attach_new(BCOP, module, name, input_size=input_size, steps=steps, lipschitz=lipschitz)
 
 
 METHOD = Method(
     name="bcop",
     title="BCOP, block convolution orthogonal parametrization (Li et al., 2019)",
+    citation="Qiyang Li, Saminul Haque, Cem Anil, James Lucas, Roger Grosse, Jörn-Henrik Jacobsen, "
+    '"Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.',
     mechanism="parametrization",
     guarantee="proved",
     layers=LINEAR_LAYERS,

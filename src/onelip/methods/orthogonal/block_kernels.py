@@ -1,17 +1,4 @@
-"""Orthogonal convolution kernels from matrices, by growing them one tap at a time.
-
-For symmetric P with 0 <= P <= I the convolution with the two taps P, I - P along an axis has the symbol
-
-    F(z) = P + (I - P) z,   normal, with eigenvalues p + (1 - p) z,   so ||F(z)|| <= 1 for |z| = 1.              (1)
-
-It is unitary if P is a projection. P = V V^T satisfies the assumption as soon as ||V|| <= 1: V need not be orthonormal
-to the last step of an iteration, and the product of an orthogonal matrix with any number of such factors, a kernel with
-one tap more along an axis for each of them, has norm at most 1. Growing K by V is K V V^T at the old taps and the rest,
-K - K V V^T, one tap further: one pass of products, no block convolution of kernels.
-
-Citation: Xiao, Bahri, Sohl-Dickstein, Schoenholz, Pennington, ICML 2018 (2x2 blocks); Li et al. (BCOP), NeurIPS 2019.
-That (1) needs no projection, and growing by one axis at a time, are our own.
-"""
+"""Orthogonal convolution kernels from matrices, grown by one tap at a time: the base of BCOP and AOC."""
 
 import math
 from collections.abc import Sequence
@@ -20,31 +7,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.reshaped import check_steps, stored_constant
+from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size
 from onelip.nn.init import orthogonal_columns, tight_weight
 
-# Beyond this many rows a decomposition into singular values takes too long; Björck's iteration comes near enough.
+# With more rows a singular value decomposition takes too long; Björck's iteration is close enough.
 _LARGE = 256
 
 
 class BlockOrthogonal(LipschitzParametrization):
-    """Base of BCOP and AOC: the parameter holds a first matrix R and the V of every factor, side by side.
+    r"""Base of BCOP and AOC: a kernel as the product of a matrix and factors with two taps.
 
-    The kernel starts as R, with the taps `start`, and is grown to `taps`. The parameter is one tensor
-    (g, channels, ...): R with its taps, (g, channels, rows * start), then the V (g, channels, rank) of each factor.
+    **Theorem.** For symmetric $P$ with $0 \le P \le I$, the convolution with the two taps $P$, $I - P$ along an axis
+    has the symbol $F(z) = P + (I - P) z$, which is normal with eigenvalues $p + (1 - p) z$, so
+
+    $$\|F(z)\| \le 1 \quad \text{for } |z| = 1.$$
+
+    It is unitary if $P$ is a projection. $P = V V^\top$ satisfies the assumption if $\|V\| \le 1$: $V$ need not be
+    orthonormal to the last step of an iteration. The product of a matrix of norm at most 1 with any number of such
+    factors, which adds one tap along an axis each, has norm at most 1. Growing $K$ by $V$ is $K V V^\top$ at the old
+    taps and $K - K V V^\top$ one tap further, without a convolution of kernels.
+
+    The parameter holds the matrix $R$ and the $V$ of each factor in one tensor (g, channels, ...): $R$ with its taps,
+    (g, channels, rows * start), then the $V$ (g, channels, rank). The kernel starts as $R$ with the taps `start`.
+
+    Xiao et al., ICML 2018 (2x2 blocks); Li et al. (BCOP), NeurIPS 2019. That no projection is needed, and growing along
+    one axis at a time, are our own.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        kernel_shape: (g, rows, columns, *taps) of the kernel that is made.
+        kernel_shape: (g, rows, columns, *taps) of the kernel.
         start: taps of the first matrix, which must not overlap.
-        steps: steps of Björck's iteration for each matrix.
-        lipschitz: the constant that the layer is to have instead of 1.
+        steps: largest number of steps of Björck's iteration for each matrix.
+        lipschitz: the constant of the layer.
     """
 
     def __init__(
@@ -58,30 +59,31 @@ class BlockOrthogonal(LipschitzParametrization):
         lipschitz: float,
     ) -> None:
         super().__init__(geometry, weight_shape, lipschitz=lipschitz)
-        self.steps = check_steps(steps)
+        self.steps = check_integer("steps", steps, 1, 100)
         self.groups, rows, columns, *taps = kernel_shape
         self.start, self.taps = tuple(start), tuple(taps)
-        # Without taps of its own R may as well be the transpose's: then it has no more entries than it needs.
+        # If R has one tap, the transpose can be built instead; R then has the fewest entries.
         self.is_transpose = math.prod(self.start) == 1 and rows > columns
         self.rows, self.columns = (columns, rows) if self.is_transpose else (rows, columns)
-        # If there are more outputs than inputs, R has no more columns than rows: it must lose nothing either.
+        # With more outputs than inputs R is not wider than tall, so that it is an isometry.
         self.channels = max(self.columns, self.rows // math.prod(self.start))
         self.factors = _order_of_factors([k - s for k, s in zip(self.taps, self.start, strict=True)])
         if self.factors and self.channels < 2:
             raise UnsupportedLayer(
                 f"expected at least 2 channels (in a group), got {columns} to {rows} with {self.taps} taps: a single "
-                "channel has no orthogonal convolution but a shift; use more channels, or aol for this layer"
+                "channel has no orthogonal convolutions except shifts; use more channels, or aol for this layer"
             )
 
-    # The kernel, as a tensor of the parametrization's own shape (g, rows, columns, *taps), from and to the weight.
     def to_weight(self, kernel: Tensor) -> Tensor:
+        """Return the weight of the layer for a kernel (g, rows, columns, *taps)."""
         raise NotImplementedError
 
     def from_weight(self, weight: Tensor) -> Tensor:
+        """Return the kernel (g, rows, columns, *taps) for a weight of the layer."""
         raise NotImplementedError
 
     def rank(self, level: int) -> int:
-        """Half of the channels; of an odd number the smaller and the larger half in turn, so that pairs add up."""
+        """Return the rank of a factor: half of the channels; if odd, alternately rounded down and up."""
         half = self.channels // 2
         return half if level % 2 == 0 else self.channels - half
 
@@ -99,11 +101,11 @@ class BlockOrthogonal(LipschitzParametrization):
 
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
-        """A parameter whose kernel is one orthogonal matrix in the middle, the one next to the sum of the taps of W.
+        """Return a parameter whose kernel is one orthogonal matrix in the middle, the nearest to the sum of the taps.
 
-        Few weights are orthogonal convolutions, so W itself cannot be kept (but for a matrix, which is kept as it is).
-        The factors are random, and cancel in pairs, (P + (I - P) z) ((I - P) + P z) = z: training starts from a layer
-        that keeps norms and mixes no pixels (two of them, along axes where a factor is left over).
+        Few weights are orthogonal convolutions, so W itself cannot be kept (except for a matrix, which is kept). The
+        factors are random and cancel in pairs, (P + (I - P) z) ((I - P) + P z) = z: training starts from a layer that
+        keeps norms and does not mix pixels (or two of them, along axes with an odd number of factors).
         """
         if tuple(W.shape) != self.weight_shape:
             raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
@@ -120,21 +122,22 @@ class BlockOrthogonal(LipschitzParametrization):
 
     @property
     def parameter_shape(self) -> tuple[int, int, int]:
+        """Shape of the parameter."""
         width = self.rows * math.prod(self.start) + sum(self.rank(level) for _, level in self.factors)
         return self.groups, self.channels, width
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Fill the parameter such that the layer is the identity, or the orthogonal layer next to it."""
+        """Initialise such that the layer is the identity, or the nearest orthogonal layer."""
         if not P.is_meta:
             weight = tight_weight(self.geometry, self.weight_shape, "inputs")
             P.copy_(self.right_inverse(weight.to(P.device)))
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        """The constant with its rounding.
+        """Return the constant, with its rounding.
 
-        Twice what R misses; for each factor four times what its V misses, by (1), and 4 c^2 2^-53 for each tap in
-        growing, c the channels. Storing moves each entry by u, the norm by u sqrt(rank * taps).
+        Twice the excess of R; for each factor four times the excess of its V, and 4 c^2 2^-53 for each tap when growing
+        (c channels). Storing changes each entry by u, the norm by u sqrt(rank * taps).
         """
         c, growing = self.channels, 4 * math.prod(self.taps) * self.channels**2 * UNIT64
         excess = 2 * excess_of_steps(self.rows, math.prod(self.start) * c)
@@ -152,11 +155,11 @@ class BlockOrthogonal(LipschitzParametrization):
         return first.unflatten(2, (-1, self.rows)).permute(0, 3, 2, 1).flatten(2), Vs
 
     def _laid_out(self, R: Tensor) -> Tensor:
-        """The inverse of _split for R."""
+        """The inverse of `_split` for R."""
         return R.unflatten(2, (-1, self.channels)).permute(0, 3, 2, 1).flatten(2)
 
     def _orthogonal(self, Vs: list[Tensor]) -> list[Tensor]:
-        """All V of one rank go through the iteration together."""
+        """Make all V orthogonal; those of one rank in one batch."""
         result: list[Tensor] = [*Vs]
         for rank in {V.shape[2] for V in Vs}:
             chosen = [i for i, V in enumerate(Vs) if V.shape[2] == rank]
@@ -166,7 +169,7 @@ class BlockOrthogonal(LipschitzParametrization):
         return result
 
     def _folded(self, kernel: Tensor) -> Tensor:
-        """Sum of the taps (g, rows, columns, *taps) that fall together if the factors only shift: R, (g, rows, ...)."""
+        """Return R (g, rows, ...): sums of the taps that coincide if the factors only shift."""
         for axis, (k, s) in enumerate(zip(self.taps, self.start, strict=True)):
             place = (torch.arange(k, device=kernel.device) - (k - s) // 2) % s
             shape = [*kernel.shape]
@@ -176,7 +179,7 @@ class BlockOrthogonal(LipschitzParametrization):
         return padded.flatten(2)
 
     def _nearest_orthogonal(self, R: Tensor) -> Tensor:
-        """The polar factor; of a matrix without full rank, one of them. Without it training would start from less."""
+        """Return the polar factor (one of them without full rank): training starts from an orthogonal matrix."""
         R = of_moderate_size(R)
         if min(R.shape[1:]) > _LARGE and self.channels == self.columns:
             return bjorck_steps(R.float(), 25)
@@ -194,7 +197,12 @@ class BlockOrthogonal(LipschitzParametrization):
 
 
 def grown(kernel: Tensor, V: Tensor, axis: int) -> Tensor:
-    """The kernel (g, rows, *taps, c) of K F, F as in (1) with P = V V^T along the given axis of the taps.
+    r"""Return the kernel of $K F$, where $F(z) = P + (I - P) z$ with $P = V V^\top$ acts along one axis of the taps.
+
+    Args:
+        kernel: (g, rows, *taps, c).
+        V: (g, c, rank).
+        axis: of the taps.
 
     Examples:
         >>> K, V = torch.eye(2)[None, :, None], torch.tensor([[[1.0], [0.0]]])
@@ -209,5 +217,5 @@ def grown(kernel: Tensor, V: Tensor, axis: int) -> Tensor:
 
 
 def _order_of_factors(missing: list[int]) -> list[tuple[int, int]]:
-    """(axis, level) of each factor: at each level one along every axis that still wants a tap, as BCOP pairs them."""
+    """Return (axis, level) of each factor: at each level one along each axis that lacks a tap, as in BCOP."""
     return [(axis, level) for level in range(max(missing, default=0)) for axis, n in enumerate(missing) if level < n]

@@ -1,51 +1,50 @@
-"""Orthogonalisation by Cholesky factors: one factorisation, one triangular solve, no iteration.
-
-Citation: Kai Hu, Klas Leino, Zifan Wang, Matt Fredrikson, "A Recipe for Improved Certifiable Robustness", ICLR 2024.
-
-Inequality: for X (n, m) with n <= m and C C^T = X X^T + e I, W = C^-1 X has W W^T = I - e C^-1 C^-T <= I.
-Assumes: zero padding of any amount, or circular padding of at most dilation * (kernel_size - 1) in total.
-Guarantee: proved, with its rounding, for every P. A singular value s of X becomes s / sqrt(s^2 + e): below 1, next to
-it unless s is small. Convolutions are taken as reshaped kernels, divided by the root of their overlap.
-
-Note [Rounding]
-    All is computed in float64. The Gram matrix and its factor are off by at most 2 m n 2^-53 tr(X X^T), far less than
-    half of e = relative * tr(X X^T) / n, so X X^T <= C C^T holds for the computed factor. The solve is off by at most
-    n 2^-53 || |C^-1| |C| |W| || <= n^2 2^-53 ||C^-1|| ||C||_F <= n^(5/2) 2^-53 sqrt(2 (1 + relative) / relative).
-"""
+"""Orthogonalisation by a Cholesky factor: one factorisation, one triangular solve, no iteration."""
 
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from onelip.core.geometry import LINEAR_LAYERS, Geometry, geometry_of
-from onelip.core.parametrization import attach, weight_of
-from onelip.methods.method import Method
+from onelip.core.arguments import check_number
+from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.methods.method import Layer, Method, attach_new
 from onelip.methods.orthogonal.reshaped import ReshapedOrthogonal
 from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size, widest_type
 
-Layer = TypeVar("Layer", bound=nn.Module)
-
 
 class Cholesky(ReshapedOrthogonal):
-    """The map P -> W; `cholesky` registers it.
+    r"""The map from $P$ to a nearly orthogonal weight by a Cholesky factor; `cholesky` registers it.
+
+    **Theorem.** For $X$ $(n, m)$ with $n \le m$ and $C C^\top = X X^\top + \varepsilon I$, $W = C^{-1} X$ satisfies
+    $W W^\top = I - \varepsilon C^{-1} C^{-\top} \le I$. Convolutions are treated as reshaped kernels; see
+    `ReshapedOrthogonal`.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total.
+
+    **Guarantee.** Proved, with rounding, for every $P$. A singular value $s$ becomes $s / \sqrt{s^2 + \varepsilon}$:
+    below 1, and near 1 unless $s$ is small.
+
+    **Rounding.** All is computed in float64. The errors of the Gram matrix and its factor are at most
+    $2 m n 2^{-53}\,\mathrm{tr}(X X^\top)$, far less than half of
+    $\varepsilon = \mathrm{relative} \cdot \mathrm{tr}(X X^\top) / n$, so $X X^\top \le C C^\top$ holds for the computed
+    factor. The error of the solve is at most
+    $n 2^{-53} \| |C^{-1}| |C| |W| \| \le n^{5/2} 2^{-53} \sqrt{2 (1 + \mathrm{relative}) / \mathrm{relative}}$.
+
+    Hu, Leino, Wang, Fredrikson, "A Recipe for Improved Certifiable Robustness", ICLR 2024.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        relative: e as a part of the mean of the squared singular values.
-        lipschitz: the constant that the layer is to have instead of 1.
+        relative: epsilon, relative to the mean of the squared singular values, from 1e-6 to 1.
+        lipschitz: the constant of the layer.
     """
 
     def __init__(
         self, geometry: Geometry, weight_shape: Sequence[int], *, relative: float = 1e-3, lipschitz: float = 1.0
     ) -> None:
         super().__init__(geometry, weight_shape, lipschitz=lipschitz)
-        if isinstance(relative, bool) or not isinstance(relative, (int, float)) or not 1e-6 <= relative <= 1:
-            raise ValueError(f"expected relative to be a number from 1e-6 to 1, got {relative!r}; 1e-3 is ordinary")
-        self.relative = float(relative)
+        self.relative = check_number("relative", relative, 1e-6, 1)
 
     def orthogonal(self, M: Tensor, norm: float) -> Tensor:
         if M.shape[-2] > M.shape[-1]:  # on the smaller side
@@ -77,31 +76,38 @@ def cholesky(
     lipschitz: float = 1.0,
     input_size: int | Sequence[int] | None = None,
 ) -> Layer:
-    """Make a linear layer 1-Lipschitz by a Cholesky factor, in place; the present weight stays as the parameter.
+    """Make a linear layer 1-Lipschitz by a Cholesky factor, in place, and return it; see `Cholesky`.
+
+    The current weight becomes the parameter.
 
     Args:
-        module: Linear, Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d or ConvTranspose3d.
-        name: the parameter to constrain.
-        relative: what is added to the squared singular values, as a part of their mean.
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
+        relative: number added to the squared singular values, relative to their mean, from 1e-6 to 1.
         lipschitz: the constant to guarantee instead of 1.
-        input_size: only for strided convolutions with circular padding: promise the spatial size of the input.
+        input_size: for strided convolutions with circular padding only: spatial size of every input.
+
+    Returns:
+        The same module, with a parametrized weight.
 
     Raises:
         onelip.UnsupportedLayer: if the bound does not hold for this layer or its padding.
+        ValueError: for options out of range.
 
     Examples:
+        >>> from torch import nn
         >>> W = cholesky(nn.Linear(16, 4)).weight
         >>> bool((W @ W.T - torch.eye(4)).abs().max() < 0.01)
         True
     """
-    geometry = geometry_of(module, input_size)
-    weight = weight_of(module, geometry, name)
-    return attach(module, Cholesky(geometry, weight.shape, relative=relative, lipschitz=lipschitz), name)
+    return attach_new(Cholesky, module, name, input_size=input_size, relative=relative, lipschitz=lipschitz)
 
 
 METHOD = Method(
     name="cholesky",
     title="Cholesky orthogonalisation (Hu et al., 2024)",
+    citation="Kai Hu, Klas Leino, Zifan Wang, Matt Fredrikson, "
+    '"A Recipe for Improved Certifiable Robustness", ICLR 2024.',
     mechanism="parametrization",
     guarantee="proved",
     layers=LINEAR_LAYERS,

@@ -1,20 +1,6 @@
-"""Truncated exponentials of skew operators, with their exact norms.
+"""Skew kernels of bounded norm, and truncated exponentials of skew operators."""
 
-A skew operator J is normal with eigenvalues i a, |a| <= ||J||, so for p(x) = sum_{j <= t} x^j / j! there is no need of
-an error term: ||p(J)|| = max |p(i a)| <= gain(t, ||J||), the largest value of a polynomial in a^2.                (1)
-For t = 4 and 8 it is below 1 up to ||J|| = 2.8 and 3.3, for t = 5 it is 1.005 up to ||J|| = 2.
-
-The norm of J is bounded by AOL: with r_c = sum_j |J^T J|_cj per channel, ||J diag(r)^(-1/2)|| <= 1. Now
-D J D with D = diag(r)^(-1/4) is skew, and similar to J diag(r)^(-1/2), so its norm is a spectral radius:
-
-    ||D J D|| = spectral radius of J diag(r)^(-1/2) <= 1.                                                        (2)
-
-Both, and (2) in place of a power iteration, are our own.
-"""
-
-import functools
 import math
-from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -22,23 +8,39 @@ from torch import Tensor
 from onelip.gram.row_sums import absolute_row_sums
 from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
 
-# Added to the sums r (of a kernel with entries up to 2 or 4): larger sums only lower the norm, and a channel of next to
-# nothing is not blown up, nor are its gradients.
+# Added to the sums r (of a kernel with entries up to 2 or 4). Larger sums only lower the norm, and channels that are
+# nearly zero, and their gradients, are not enlarged.
 _FLOOR = 2.0**-20
-_PIECES_PER_UNIT = 256
 
 
 def skew_part(M: Tensor) -> Tensor:
-    """(M - M^T) / 2 for a kernel (g, c, c, *taps) with an odd number of taps: transposed in channels, taps reversed.
+    r"""Return $(M - M^\top) / 2$ for a kernel (g, c, c, *taps) with an odd number of taps.
 
-    The two halves are exact negatives of each other, in floating point too.
+    The transpose exchanges channels and reverses taps. The two halves are exact negatives of each other, also in
+    floating point.
     """
     taps = tuple(range(3, M.dim()))
     return (M - M.transpose(1, 2).flip(taps)) / 2
 
 
 def skew_kernel(M: Tensor, norm: float) -> Tensor:
-    """The kernel of norm * D J D, (2), of the skew part of M (g, c, c, *taps), in float64.
+    r"""Return a skew kernel of norm at most `norm`, from the skew part $J$ of $M$, in float64.
+
+    **Theorem.** By AOL, with $r_c = \sum_j |J^\top J|_{cj}$ for each channel, $\|J\,\mathrm{diag}(r)^{-1/2}\| \le 1$.
+    With $D = \mathrm{diag}(r)^{-1/4}$, $D J D$ is skew and similar to $J\,\mathrm{diag}(r)^{-1/2}$, so its norm is a
+    spectral radius:
+
+    $$\|D J D\| = \rho(J\,\mathrm{diag}(r)^{-1/2}) \le 1.$$
+
+    The result is `norm` times $D J D$. This, instead of a power iteration, is our own.
+
+    A skew operator $J$ is normal with eigenvalues $i a$, $|a| \le \|J\|$. So for $p(x) = \sum_{j \le t} x^j / j!$,
+    $\|p(J)\| = \max |p(ia)|$ is at most `gain(t, ||J||)` of `onelip.graph.exact`, without an error term. For $t = 4$
+    and $8$ it is at most 1 up to $\|J\| = 2.8$ and $3.3$, for $t = 5$ it is 1.005 at $\|J\| = 2$.
+
+    Args:
+        M: (g, c, c, *taps).
+        norm: the norm.
 
     Examples:
         >>> skew_kernel(torch.tensor([[[1.0, 5.0], [-3.0, 9.0]]]), 0.5).flatten()[1:3].round(decimals=6)
@@ -54,71 +56,40 @@ def skew_kernel(M: Tensor, norm: float) -> Tensor:
 
 @torch.no_grad()
 def skew_norm_bound(L: Tensor, rounds: int = 16) -> float:
-    """A proved bound of the norm of a stored kernel L (g, c, c, *taps), with the rounding of it.
+    r"""Return a proved bound of the norm of a stored kernel, with rounding.
 
-    (2) the other way round: for any diagonal D, ||L|| = spectral radius of (D^-1 L D^-1) D^2 <= max_c r_c^(1/2) d_c^2,
-    r being the sums of D^-1 L D^-1. The d that made the kernel reproduces itself under d = r^(-1/4), so that is where
-    a few rounds go; whatever they find is a bound. Infinity if L is not skew to the last bit, not finite or huge.
+    For every diagonal $D$, $\|L\| = \rho((D^{-1} L D^{-1}) D^2) \le \max_c r_c^{1/2} d_c^2$, where $r$ are the sums of
+    $D^{-1} L D^{-1}$ as in `skew_kernel`. The $d$ of the construction is a fixed point of $d = r^{-1/4}$, which a few
+    rounds approach; each of them gives a bound.
+
+    Args:
+        L: (g, c, c, *taps).
+        rounds: number of diagonals that are tried.
+
+    Returns:
+        The bound; infinity if L is not exactly skew, not finite, or above 2^100.
     """
     L = L.to(torch.float64)
     mirrored = L.transpose(1, 2).flip(tuple(range(3, L.dim())))
     if not bool(((L + mirrored == 0) & (L.abs() <= 2.0**100)).all()):  # false for NaN
         return math.inf
-    n = max(1, L[0, 0].numel())  # c T products in each sum
+    n = max(1, L[0, 0].numel())  # number of products in each sum
     best, d = math.inf, torch.ones(L.shape[:2], dtype=L.dtype)
     for _ in range(rounds):
         inverse = (1 / d[:, :, None] / d[:, None, :]).reshape(*L.shape[:3], *(1 for _ in L.shape[3:]))
         scaled = L * inverse
-        # Products of n terms are off by at most n 2^-53 times those of |L|, whose sums are below those of the norms.
+        # Sums of n products have an error of at most n 2^-53 times those of |L|.
         sizes = scaled.abs().flatten(3).sum(3) if L.dim() > 3 else scaled.abs()  # (g, c, c)
         error = 8 * n * 2.0**-53 * (sizes.mT @ sizes).sum(1)
-        r = absolute_row_sums(scaled) + error + 2.0**-200  # far above what products lose by underflow
+        r = absolute_row_sums(scaled) + error + 2.0**-200  # far above the underflow of products
         best = min(best, float((r.sqrt() * d.square()).max()))
         d = (d * r.pow(-0.25)).sqrt()
         d = (d / d.amax(1, keepdim=True)).clamp(min=2.0**-8)
     return best * (1 + 32 * n * 2.0**-53)
 
 
-@functools.lru_cache(maxsize=1024)
-def gain(terms: int, norm: float) -> float:
-    """A float not below max |p(i a)| for |a| <= norm, p having the terms up to x^terms / terms!.
-
-    |p(i a)|^2 is a polynomial in x = a^2 with rational coefficients. On each of many pieces of the range its positive
-    terms are largest at the end and its negative ones at the beginning, in exact arithmetic.
-
-    Examples:
-        >>> gain(4, 2.8), round(gain(5, 2.0), 3)
-        (1.0, 1.005)
-    """
-    if not 0 <= norm < math.inf:
-        return math.inf
-    # 1 + x^m q(x), m the first power after 0: what q does next to 0 decides whether the series expands there.
-    coefficients = _squared_modulus(terms)
-    m = next(j for j, c in enumerate(coefficients) if j > 0 and c != 0)
-    most = Fraction(1)
-    for piece in range(math.ceil(Fraction(norm) ** 2 * _PIECES_PER_UNIT)):
-        begin, end = Fraction(piece, _PIECES_PER_UNIT), Fraction(piece + 1, _PIECES_PER_UNIT)
-        q = sum((c * (end if c > 0 else begin) ** j for j, c in enumerate(coefficients[m:])), Fraction(0))
-        if q > 0:
-            most = max(most, 1 + end**m * q)
-    root = math.sqrt(most)
-    while Fraction(root) ** 2 < most:
-        root = math.nextafter(root, math.inf)
-    return root
-
-
-def _squared_modulus(terms: int) -> list[Fraction]:
-    """Coefficients of |p(i a)|^2 in powers of a^2: of i^j conj(i^k), only even j - k is real, with the sign i^(j-k)."""
-    result = [Fraction(0)] * (terms + 1)
-    for j in range(terms + 1):
-        for k in range(j % 2, terms + 1, 2):
-            sign = 1 if (j - k) % 4 == 0 else -1
-            result[(j + k) // 2] += Fraction(sign, math.factorial(j) * math.factorial(k))
-    return result
-
-
 def exponential(L: Tensor, terms: int) -> Tensor:
-    """p(L) of a batch of matrices (g, c, c), by Horner's rule in L^2: 1 + terms // 2 products."""
+    """Return the truncated exponential of matrices (g, c, c), by Horner's rule in L^2: 1 + terms // 2 products."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
     square = L @ L
     result = torch.zeros_like(L)

@@ -1,16 +1,4 @@
-"""SOC: skew orthogonal convolutions ("SOP" in the paper's table).
-
-Citation: Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.
-
-Inequality: for a skew kernel L, scaled such that its layer has norm at most `norm`, y = sum_{j <= terms} L^j x / j! has
-norm at most gain(terms, norm), by which it is divided; `onelip.methods.orthogonal.skew`, (1) and (2). No power
-iteration.
-Assumes: padding that keeps the size (times 1 / stride), zero or circular; odd kernel sizes; dilation with
-stride 1 only; not transposed. Strides by space to depth, so they must divide the size of the input; more and fewer
-channels by zeros and by keeping the first ones.
-Guarantee: proved for every weight and every number of terms, which is the same in training and evaluation. The
-published layers, with 5 terms in training and a power iteration, have norms up to 1.004; and each one counts.
-"""
+"""SOC, skew orthogonal convolutions ("SOP" in the table of the AOL paper)."""
 
 import math
 from collections.abc import Sequence
@@ -21,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.arguments import check_integer, check_number
 from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.lipschitz_module import LipschitzModule
@@ -34,26 +23,32 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
+from onelip.graph.exact import gain
+from onelip.graph.kinds import Exponential
+from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.ops.linear import affine
+from onelip.graph.ops.movement import space_to_depth
 from onelip.methods.method import Method, PaperRow
 from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.skew import exponential, gain, skew_kernel, skew_norm_bound
+from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
 from onelip.methods.orthogonal.steps import UNIT64
 
-# What rounding the entries of the kernel adds to its norm in float32, u sqrt(channels * taps), is below this part.
+# Relative bound of the rounding of the kernel in float32, u sqrt(channels * taps).
 _SLACK = 2.0**-10
-_WAY_OUT = "use bcop or aoc, which take any kernel and padding"
+_WAY_OUT = "use bcop or aoc, which support any kernel and padding"
 
 
 def _check_series(terms: object, norm: object) -> tuple[int, float]:
-    if isinstance(terms, bool) or not isinstance(terms, int) or not 1 <= terms <= 30:
-        raise ValueError(f"expected terms to be a whole number from 1 to 30, got {terms!r}; 5 is ordinary, 12 is exact")
-    if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm <= 4:
-        raise ValueError(f"expected norm to be a number above 0 and up to 4, got {norm!r}; 2 is ordinary")
-    return terms, float(norm)
+    return check_integer("terms", terms, 1, 30), check_number("norm", norm, 0, 4, open_low=True)
 
 
 class SkewKernel(nn.Module):
-    """The map from a free kernel (g c, c, *taps) to a skew one of bounded norm, as a torch parametrization."""
+    """The map from a free kernel (g c, c, *taps) to a skew one of bounded norm, as a torch parametrization.
+
+    Args:
+        groups: number of groups g.
+        norm: largest norm of the skew convolution.
+    """
 
     def __init__(self, groups: int, norm: float) -> None:
         super().__init__()
@@ -66,16 +61,48 @@ class SkewKernel(nn.Module):
 
 
 class SOC(LipschitzModule):
-    """The exponential of a skew convolution, in place of a convolution; `soc` makes it.
+    r"""The truncated exponential of a skew convolution; `soc` makes it.
 
-    `onelip.bake` stores the skew kernel; the terms of the series stay convolutions, one after the other.
+    **Theorem.** For a skew kernel, scaled such that its layer $J$ has norm at most `norm`,
+    $y = \sum_{j \le \mathrm{terms}} J^j x / j!$ has norm at most `gain(terms, norm)` (`onelip.graph.exact`), by which
+    it is divided. The norm of $J$ is bounded by AOL, without power iteration; see
+    `onelip.methods.orthogonal.skew.skew_kernel`.
+
+    **Assumptions.** Padding that keeps the size (divided by the stride), zero or circular; odd kernel sizes; dilation
+    only with stride 1; not transposed. Strides by space to depth, so they must divide the input size; more and fewer
+    channels by zero channels and by keeping the first ones.
+
+    **Guarantee.** Proved for every weight and every number of terms, which is the same in training and evaluation. The
+    published layers, with 5 terms in training and a power iteration, have norms up to 1.004 each.
+
+    `onelip.bake` stores the skew kernel, in which mirrored taps of exchanged channels are exact negatives of each
+    other; the terms of the series stay convolutions. In a certificate the layer is one node, "exponential".
+
+    Singla, Feizi, "Skew Orthogonal Convolutions", ICML 2021.
 
     Args:
-        layer: the convolution that it stands for: its channels, kernel size, stride, dilation, groups, padding mode,
-            bias and first weight.
-        terms: highest power in the series.
-        norm: largest norm of the skew convolution; how far the layer can be from the identity.
-        lipschitz: the constant that the layer is to have instead of 1.
+        layer: the convolution that is replaced: its channels, kernel size, stride, dilation, groups, padding mode and
+            bias are used, and its weight is the initial value.
+        terms: highest power of the series, 1 to 30.
+        norm: largest norm of the skew convolution, at most 4: how far the layer can be from the identity.
+        lipschitz: the constant of the layer.
+
+    Shape:
+        - Input: $(N, C_{in}, *)$; the stride divides the spatial size.
+        - Output: $(N, C_{out}, *)$, sizes divided by the stride.
+
+    Attributes:
+        weight: the skew kernel (groups * c, c, *taps), computed by `SkewKernel`.
+        bias: (out_channels,), or None.
+
+    Raises:
+        onelip.UnsupportedLayer: for layers outside of the assumptions.
+        ValueError: for options out of range.
+
+    Examples:
+        >>> layer = SOC(nn.Conv2d(4, 4, 3, padding=1))
+        >>> layer(torch.randn(1, 4, 6, 6)).shape, layer.lipschitz_constant
+        (torch.Size([1, 4, 6, 6]), 1.0)
     """
 
     def __init__(
@@ -111,18 +138,18 @@ class SOC(LipschitzModule):
 
     @property
     def factor(self) -> float:
-        """What the series is multiplied with; the root of it all is rounded down."""
+        """The factor of the series, rounded down."""
         series = self._series
         return self.lipschitz if series == 1 else math.nextafter(self.lipschitz / series, 0.0)
 
     @property
     def _series(self) -> float:
-        """What the series of a kernel of the nominal norm can have as its norm, with the slack for its rounding."""
+        """Bound on the norm of the series for a kernel of the nominal norm, with slack for rounding."""
         return gain(self.terms, math.ceil(self.norm * (1 + _SLACK) * 256) / 256)
 
     @property
     def lipschitz_constant(self) -> float:
-        """Proved: by construction, or for a baked kernel from what is stored."""
+        """The proved constant: by construction, or from the stored kernel if there is no parametrization."""
         weight = self.weight
         norm = self.norm * (1 + _SLACK)
         if parametrize.is_parametrized(self, "weight"):
@@ -136,7 +163,7 @@ class SOC(LipschitzModule):
             norm = skew_norm_bound(weight.detach().unflatten(0, (self.groups, -1)))
         if not norm <= 6:
             raise UnknownLipschitzConstant(f"expected a skew kernel of moderate norm, got one of norm up to {norm}")
-        # Rounded up to few values, so that the exact arithmetic behind them is done once.
+        # Rounded up to few values, so that the exact arithmetic is cached.
         series = gain(self.terms, math.ceil(norm * 256) / 256)
         return self.lipschitz if series <= self._series else multiply_up(self.factor, series)
 
@@ -172,14 +199,16 @@ class SOC(LipschitzModule):
 
 
 class SkewExponential(LipschitzParametrization):
-    """SOC for layers without overlap, Linear, 1x1 and k = stride: the weight is (a part of) exp of a skew matrix.
+    r"""SOC for layers whose windows do not overlap (Linear, 1x1, kernel size = stride); `soc` registers it.
+
+    The weight is (a part of) the truncated exponential of a skew matrix, divided by the bound of its norm; see `SOC`.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        terms: highest power in the series.
-        norm: largest norm of the skew matrix.
-        lipschitz: the constant that the layer is to have instead of 1.
+        terms: highest power of the series, 1 to 30.
+        norm: largest norm of the skew matrix, at most 4.
+        lipschitz: the constant of the layer.
     """
 
     def __init__(
@@ -207,7 +236,7 @@ class SkewExponential(LipschitzParametrization):
 
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
-        """The weight, with zeros to make it square: its skew part is what is used."""
+        """Return the weight, padded with zeros to a square matrix; only its skew part is used."""
         if tuple(W.shape) != self.weight_shape:
             raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
         M = self.geometry.to_kernel(W, "inputs").flatten(2)
@@ -215,11 +244,11 @@ class SkewExponential(LipschitzParametrization):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """A random rotation, as the authors start it."""
+        """Initialise with a random rotation, as the authors do."""
         P.normal_(0, self.channels**-0.5)
 
     def constant_in(self, dtype: torch.dtype) -> float:
-        """The constant with its rounding: products in float64, with factors of norm below exp(norm), and storing."""
+        """Return the constant, with the rounding of products in float64 and of the stored weight."""
         excess = 2 * self.terms * max(1.0, self.norm**2) * math.exp(self.norm) * self.channels**2 * UNIT64
         return stored_constant(self.lipschitz, excess, min(self.rows, self.columns), self.rows * self.columns, dtype)
 
@@ -230,35 +259,61 @@ class SkewExponential(LipschitzParametrization):
         return f"terms={self.terms}, norm={self.norm}, lipschitz={self.lipschitz}"
 
 
-def soc(layer: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: float = 1.0) -> nn.Module:
-    """A skew orthogonal layer in the place of the given one.
+def soc(module: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: float = 1.0) -> nn.Module:
+    """Return a skew orthogonal layer in place of the given layer; see `SOC`.
 
-    For Linear layers, 1x1 convolutions and those whose kernel size is their stride it is the layer itself, with its
-    weight parametrized in place; for all others a new module `SOC`. The skew part of the layer's weight is kept as the
-    beginning of the new one, so the layer starts near the identity if the weight is small.
+    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place
+    (`SkewExponential`); other convolutions become a new module `SOC`. The skew part of the weight of the layer is the
+    initial exponent, so the layer starts near the identity if the weight is small.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        terms: highest power in the series; one convolution each.
-        norm: largest norm of what is exponentiated. More reaches further, and needs more terms.
+        module: Linear, or Conv1d to Conv3d.
+        terms: highest power of the series, 1 to 30; one convolution each.
+        norm: largest norm of the exponent, at most 4. Larger values reach further and need more terms.
         lipschitz: the constant to guarantee instead of 1.
 
+    Returns:
+        The same module, or a new one.
+
     Raises:
-        onelip.UnsupportedLayer: for even kernels, padding that does not keep the size, transposed layers.
+        onelip.UnsupportedLayer: for even kernels, padding that does not keep the size, and transposed layers.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = soc(nn.Conv2d(4, 8, 3, padding=1))
         >>> layer(torch.randn(1, 4, 6, 6)).shape, layer.lipschitz_constant
         (torch.Size([1, 8, 6, 6]), 1.0)
     """
-    geometry = geometry_of(layer)
-    weight = weight_of(layer, geometry)
+    geometry = geometry_of(module)
+    weight = weight_of(module, geometry)
     if geometry.transposed:
-        raise UnsupportedLayer(f"expected Linear or Conv1d to Conv3d for SOC, got {type(layer).__name__}; {_WAY_OUT}")
+        raise UnsupportedLayer(f"expected Linear or Conv1d to Conv3d for SOC, got {type(module).__name__}; {_WAY_OUT}")
     if all(k == 1 for k in geometry.kernel_shape(weight.shape, "inputs")[3:]):
-        return attach(layer, SkewExponential(geometry, weight.shape, terms=terms, norm=norm, lipschitz=lipschitz))
-    assert isinstance(layer, nn.modules.conv._ConvNd)
-    return SOC(layer, terms=terms, norm=norm, lipschitz=lipschitz)
+        return attach(module, SkewExponential(geometry, weight.shape, terms=terms, norm=norm, lipschitz=lipschitz))
+    assert isinstance(module, nn.modules.conv._ConvNd)
+    return SOC(module, terms=terms, norm=norm, lipschitz=lipschitz)
+
+
+@lowers(SOC)
+def _lower_soc(low: Lowering) -> int:
+    """One node for the series with its channels, factor and bias, after space to depth for strides."""
+    module, at = low.module, low.source
+    if any(s > 1 for s in module.stride):
+        at = space_to_depth(low, list(module.stride))
+    channels, _, *kernel = module.weight.shape
+    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
+    layer = kind(
+        channels,
+        channels,
+        tuple(kernel),
+        padding=tuple(d * (k // 2) for k, d in zip(kernel, module.dilation, strict=True)),
+        dilation=module.dilation,
+        groups=module.groups,
+        padding_mode=module.padding_mode,
+        device="meta",
+    )
+    series = {"terms": module.terms, "factor": float(module.factor)}
+    return affine(low, layer, at, module.weight, module.bias, kind=Exponential, **series)
 
 
 def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
@@ -267,7 +322,7 @@ def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
     for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, _paddings(layer), strict=True):
         if s == 1 and k % 2 == 0:
             raise UnsupportedLayer(f"expected odd kernel sizes for SOC, got {layer.kernel_size}; {_WAY_OUT}")
-        # The output has size n / s, for every n that s divides, exactly if the padding is between these.
+        # The output has size n / s for every n that s divides if and only if the padding is between these.
         reach = d * (k - 1) + 1
         if not reach - s <= p < reach:
             raise UnsupportedLayer(
@@ -277,14 +332,14 @@ def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
 
 
 def _paddings(layer: nn.modules.conv._ConvNd) -> list[int]:
-    """Left and right together, for each axis."""
+    """Return the sum of left and right padding for each axis."""
     if layer.padding == "same":
         return [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
     return [0] * len(layer.kernel_size) if layer.padding == "valid" else [2 * int(p) for p in layer.padding]
 
 
 def _square_kernel(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, ...], Tensor]:
-    """Odd kernel sizes after space to depth, and the layer's weight as a kernel (g, c, c, *taps) with zeros around."""
+    """Return odd kernel sizes after space to depth, and the weight as a zero-padded kernel (g, c, c, *taps)."""
     sizes = [-(-k // s) for k, s in zip(layer.kernel_size, layer.stride, strict=True)]
     geometry = Geometry(False, layer.groups, layer.kernel_size, layer.stride, layer.kernel_size)
     kernel = geometry.to_kernel(layer.weight.detach(), "inputs")  # (g, out, in * strides, *sizes)
@@ -298,6 +353,7 @@ def _square_kernel(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, ...], Ten
 METHOD = Method(
     name="soc",
     title="SOC, skew orthogonal convolutions (Singla and Feizi, 2021)",
+    citation='Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.',
     mechanism="parametrization",
     guarantee="proved",
     layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),

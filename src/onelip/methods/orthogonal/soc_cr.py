@@ -1,10 +1,7 @@
 """SOC with Householder activations, a normalised last layer and certificate regularisation.
 
-Citation: Sahil Singla, Surbhi Singla, Soheil Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100",
-ICLR 2022.
-
-The layers are those of `onelip.methods.orthogonal.soc`, the loss is `onelip.losses.CertificateRegularisation`.
-Guarantee: that of the layers; the loss does not change it.
+The layers are those of `soc`, the loss is `onelip.losses.CertificateRegularisation`. The guarantee is that of the
+layers.
 """
 
 from dataclasses import replace
@@ -17,6 +14,8 @@ METHOD = replace(
     SOC,
     name="soc-cr",
     title="SOC + CR: Householder activations, normalised last layer, certificate regularisation (Singla et al., 2022)",
+    citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
+    '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
     paper=None,
     options=(),
     loss="certificate-regularisation",

@@ -1,37 +1,22 @@
-"""Björck's iteration of order 1, from a scaling that is proved to suffice: matrices of norm at most 1.
-
-Citation: Å. Björck, C. Bowie, "An iterative algorithm for computing the best estimate of an orthogonal matrix", 1971.
-
-One step of order 1 maps X to X (3/2 I - 1/2 X^T X), hence every singular value s to f(s) = 3/2 s - 1/2 s^3, and
-
-    |f(s)| <= 1   for all s in [0, 2],                                                                           (1)
-
-so a matrix whose norm is at most 2 has norm at most 1 after one step, converged or not. The norm is brought under
-sqrt(2) beforehand, by bounds on G = M^T M (n, n) that are proved: with a = tr(G) / n and R = (G - a I)^2, ||M||^2 is at
-most ||G||_F, at most max_i sum_j |G_ij|, at most a + ((1 - 1/n) tr R)^(1/2) (Wolkowicz and Styan, 1980), and at most
-a + ||R||^(1/2) with ||R|| at most ||R||_F or max_i sum_j |R_ij|. Beyond sqrt(2) f falls towards 0, and with it what one
-would like to become 1.
-
-All steps are polynomials in G. Matrices that are much taller than wide take several on the side of G, where they are
-cheap, and are multiplied by the product of them; others are multiplied in each step.
+"""Björck's iteration of order 1 from a proved scaling: matrices of norm at most 1.
 
 Note [Rounding]
-    To first order in u, the unit roundoff; sums in any order. X (m, n), n <= m, is what is stored before a step, and
-    x = ||X||. The computed Gram matrix is X^T X + E, ||E|| <= m n u x^2.
+    To first order in u, the unit roundoff; sums in any order. X (m, n), n <= m, is the stored matrix before a step, and
+    x = ||X||. The computed Gram matrix is X^T X + E with ||E|| <= m n u x^2.
 
-    Step by step: by (1) the step misses norm 1 by at most ||X|| ||E|| / 2 and the n^2 u 3/2 x of its product. For
-    m n u <= 1/16 this stays below 1.5 however many steps there are: within reach of (1). So they may be taken in
-    float32 up to that size (float64 beyond), and only the last one matters. It is taken in float64, where it misses 1
-    by at most 8 m n u, whatever happened before.
+    Step by step: the step exceeds norm 1 by at most ||X|| ||E|| / 2 and the n^2 u 3/2 x of its product. For
+    m n u <= 1/16 the norm stays below 1.5 for any number of steps, hence below 2. So steps may be taken in float32 up
+    to that size (float64 beyond), and only the last one matters. It is taken in float64 and exceeds 1 by at most
+    8 m n u, whatever happened before.
 
-    On the side of G, m >= 2 n: let Z (n, n) be anything with ||X Z|| <= 2, and z = ||Z||. The computed C = Z^T G Z is
-    (X Z)^T X Z + F with ||F|| <= (m n + 2 n^2) u x^2 z^2, so X Z (3/2 I - 1/2 C) misses norm 1 by at most ||F||, and
-    the two products that make it add at most 3 n^2 u x z. Whatever Z was: each step starts from G anew, so errors do
-    not add up. With u of float32 (but not for G itself, which is float64) and x^2 <= 2 this is less than 1/8 for
-    n <= 256 and z <= 2.3, and less than 0.27 for z <= 3.6. So H = 3/2 I - 1/2 C, which multiplies Z, has norm at most
-    1.51, 1.52, 1.55 and 1.61 in four such steps; z stays below 1.51, 2.3, 3.6 and 5.8, and X Z has norm at most 1.27.
-    The last step is taken in float64, where it misses 1 by at most 150 m n u. X is never scaled: its factor, and the
-    norm that is asked for, multiply small matrices, which adds 4 n u x z.
+    On the side of G, m >= 2 n: let Z (n, n) be any matrix with ||X Z|| <= 2, and z = ||Z||. The computed C = Z^T G Z is
+    (X Z)^T X Z + F with ||F|| <= (m n + 2 n^2) u x^2 z^2, so X Z (3/2 I - 1/2 C) exceeds norm 1 by at most ||F||, and
+    its two products add at most 3 n^2 u x z. This holds for every Z: each step starts from G, so errors do not
+    accumulate. With u of float32 (G itself is in float64) and x^2 <= 2 this is less than 1/8 for n <= 256 and z <= 2.3,
+    and less than 0.27 for z <= 3.6. So H = 3/2 I - 1/2 C, which multiplies Z, has norm at most 1.51, 1.52, 1.55 and
+    1.61 in four such steps; z stays below 1.51, 2.3, 3.6 and 5.8, and X Z has norm at most 1.27. The last step is taken
+    in float64 and exceeds 1 by at most 150 m n u. X is never scaled: its factor, and the requested norm, multiply small
+    matrices, which adds 4 n u x z.
 """
 
 import itertools
@@ -49,23 +34,39 @@ from onelip.gram.scaling import normalizer
 Scaling = Literal["tight", "frobenius"]
 
 UNIT64 = 2.0**-53
-_FEW_COLUMNS = 64  # up to here float64 costs nothing that is felt
-_MOST_COLUMNS = 256  # of a Gram matrix whose polynomials may be in float32
+_FEW_COLUMNS = 64  # up to here the cost of float64 is negligible
+_MOST_COLUMNS = 256  # largest Gram matrix whose polynomials may be in float32
 _STEPS_BEFORE_LAST = 4  # on the side of the Gram matrix, before the matrix itself is multiplied
 
 
 def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight", norm: float = 1.0) -> Tensor:
-    """Scale each matrix of M (g, m, n) by a proved bound, take `steps` steps of order 1; the last one in float64.
+    r"""Scale each matrix by a proved bound and take steps of Björck's iteration of order 1; the last one in float64.
 
-    The result is float64 and has norm at most `norm` (1 + `excess_of_steps(m, n)`), for every finite M. Zero stays
-    zero; a matrix with a NaN or an infinity becomes NaN. Steps end early where the matrix is orthogonal to the
-    precision of its type.
+    **Theorem.** One step maps $X$ to $X (\frac32 I - \frac12 X^\top X)$, hence each singular value $s$ to
+    $f(s) = \frac32 s - \frac12 s^3$, and $|f(s)| \le 1$ for all $s \in [0, 2]$. So a matrix of norm at most 2 has norm
+    at most 1 after one step, converged or not.
+
+    **Scaling.** The norm is first reduced to at most $\sqrt 2$ (beyond it $f$ decreases to 0) by proved bounds on
+    $G = M^\top M$ $(n, n)$: with $a = \mathrm{tr}(G) / n$ and $R = (G - aI)^2$, $\|M\|^2$ is at most $\|G\|_F$, at most
+    $\max_i \sum_j |G_{ij}|$, at most $a + ((1 - 1/n)\,\mathrm{tr}\,R)^{1/2}$ (Wolkowicz and Styan, 1980), and at most
+    $a + \|R\|^{1/2}$ with $\|R\|$ at most $\|R\|_F$ or $\max_i \sum_j |R_{ij}|$.
+
+    All steps are polynomials in $G$. Matrices that are much taller than wide take several steps on the side of $G$,
+    where they are cheap, and are multiplied by their product; others are multiplied in each step. The iteration stops
+    early if the matrix is orthogonal to the precision of its type.
+
+    Å. Björck, C. Bowie, "An iterative algorithm for computing the best estimate of an orthogonal matrix", 1971.
 
     Args:
-        M: float32 or float64, of any scale.
-        steps: at least 1.
-        scaling: what M is divided by: by what the bounds on M^T M allow, or the root of its Frobenius norm.
-        norm: what the result is multiplied by.
+        M: (g, m, n), float32 or float64, of any scale.
+        steps: largest number of steps, at least 1.
+        scaling: divisor of M: "tight" by the bounds above, or "frobenius" by the root of the Frobenius norm of
+            $M^\top M$.
+        norm: factor of the result.
+
+    Returns:
+        Matrices in float64 of norm at most `norm * (1 + excess_of_steps(m, n))`, for every finite M. Zero stays zero; a
+        matrix with a NaN or an infinity becomes NaN.
 
     Examples:
         >>> bjorck_steps(torch.tensor([[[3.0, 0.0], [0.0, 2.0]]]), steps=12).round(decimals=6)
@@ -82,7 +83,7 @@ def bjorck_steps(M: Tensor, steps: int, scaling: Scaling = "tight", norm: float 
 
 
 def excess_of_steps(m: int, n: int) -> float:
-    """By how much the norm of `bjorck_steps` of an (m, n) matrix can miss 1; Note [Rounding]."""
+    """Return by how much the norm of `bjorck_steps` of an (m, n) matrix can exceed 1; Note [Rounding]."""
     m, n = max(m, n), min(m, n)
     return (160 if m >= 2 * n else 8) * m * n * UNIT64
 
@@ -110,7 +111,7 @@ def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling, norm: float) -> Tens
     narrow = M if _is_moderate(M) else of_moderate_size(M)
     X = narrow.detach().to(widest_type(M))
     G = _Gram.apply(narrow, X)
-    # What X is scaled by, and the result, multiplies small matrices: a pass over X costs as much as a product of those.
+    # The factors of X and of the result multiply small matrices: a pass over X costs as much as a product of those.
     factor = _inverse_root(_divisor(None, G, scaling))[:, None, None]
     G = G * factor.square()
     while True:
@@ -123,7 +124,7 @@ def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling, norm: float) -> Tens
             Z = H if Z is None else Z @ H
             steps -= 1
             if steps == 1:
-                break  # what follows is the last step anyway
+                break  # the last step follows
             C = Z.mT @ rough @ Z
         else:
             is_end = _is_orthogonal(C.detach(), M.dtype)
@@ -144,7 +145,7 @@ def _steps_of_tall(M: Tensor, steps: int, scaling: Scaling, norm: float) -> Tens
 
 @torch.no_grad()
 def symmetric_gram(X: Tensor) -> Tensor:
-    """X^T X for each matrix of X (g, m, n), multiplied out on and above the diagonal only; a constant for derivatives.
+    """Return X^T X for each matrix of X (g, m, n), computed on and above the diagonal only, without derivative.
 
     Examples:
         >>> symmetric_gram(torch.tensor([[[1.0, 2.0], [0.0, 3.0]]]))
@@ -154,7 +155,7 @@ def symmetric_gram(X: Tensor) -> Tensor:
     n = X.shape[-1]
     count = max(1, min(4, n // 256))
     edges = [n * i // count for i in range(count + 1)]
-    # Block rows, from the diagonal on; what is left of it is the transpose of blocks above.
+    # Block rows from the diagonal on; blocks left of it are transposes of blocks above.
     rows = [X[..., start:stop].mT @ X[..., start:] for start, stop in itertools.pairwise(edges)]
     if count == 1:
         return rows[0]
@@ -166,14 +167,15 @@ def symmetric_gram(X: Tensor) -> Tensor:
 
 
 def of_moderate_size(M: Tensor) -> Tensor:
-    """Each matrix of M (g, m, n) times the power of two that keeps its products in range; NaN if it is not finite."""
+    """Scale each matrix of M (g, m, n) by a power of two that keeps products in range; NaN if it is not finite."""
     empty = (M.detach() == 0).all(-1, keepdim=True).all(-2, keepdim=True)
     return M * torch.where(empty, 1.0, normalizer(M))
 
 
 def _is_moderate(M: Tensor) -> bool:
-    """Whether the size of each matrix is such that even eighth powers of it are in range of float64, and the derivative
-    in float32; false where nobody may look. It saves a pass over the matrices.
+    """Return whether eighth powers of each matrix are in the range of float64, and the derivative in that of float32.
+
+    This saves a pass over the matrices. False if values must not be read.
     """
     if not _may_look(M):
         return False
@@ -182,20 +184,20 @@ def _is_moderate(M: Tensor) -> bool:
 
 
 def widest_type(x: Tensor) -> torch.dtype:
-    """float64, or float32 on devices that have no other; there the stated rounding is not proved."""
+    """Return float64, or float32 on devices without float64; there the stated rounding is not proved."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def _divisor(X: Tensor | None, G: Tensor, scaling: Scaling) -> Tensor:
-    """The squares (g) by whose roots to divide matrices X with Gram matrices G: their norms are then <= sqrt(2).
+    """Return the squares (g,) of the divisors of X with Gram matrices G, such that norms are at most sqrt(2).
 
-    The mean of the squared singular values goes to 1 if it can: matrices next to orthogonal stay what they are. Without
-    X the derivative is that of G; with it G is a constant.
+    If possible the mean of the squared singular values becomes 1, so that nearly orthogonal matrices are unchanged.
+    Without X the derivative is that of G; with X, G is a constant.
     """
     if scaling == "frobenius":
         return torch.linalg.matrix_norm(_with_derivative(X, G))
     mean = (G.diagonal(dim1=-2, dim2=-1) if X is None else X.square().sum(-2)).mean(-1)
-    # Mostly the mean decides, whose derivative costs nothing. To look at values would stall a GPU or a compiler.
+    # Mostly the mean is larger, and its derivative is cheap. Reading values would stall a GPU or a compiler.
     if _may_look(G):
         constant = G.detach()
         if bool((mean >= _simple_bound(constant) / 2).all()) or bool((mean >= _bound(constant) / 2).all()):
@@ -204,7 +206,7 @@ def _divisor(X: Tensor | None, G: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _simple_bound(G: Tensor) -> Tensor:
-    """On the norm of each of G (g, n, n), without a product."""
+    """Return a bound on the norm of each of G (g, n, n), without a product."""
     n = G.shape[-1]
     a, rest = _around_mean(G)
     spread = torch.minimum(G.abs().sum(-1).amax(-1), a + math.sqrt(1 - 1 / n) * torch.linalg.matrix_norm(rest))
@@ -212,11 +214,11 @@ def _simple_bound(G: Tensor) -> Tensor:
 
 
 def _bound(G: Tensor) -> Tensor:
-    """The same with one."""
+    """Return a bound on the norm of each of G (g, n, n), with one product."""
     a, rest = _around_mean(G)
     R = rest.mT @ rest
     square = torch.minimum(torch.linalg.matrix_norm(R), R.abs().sum(-1).amax(-1))
-    # For a multiple of the identity the derivative of a root would be infinite: there the simple bound is smallest.
+    # For a multiple of the identity the derivative of the root is infinite; there the simple bound is smaller.
     root = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
     return torch.minimum(_simple_bound(G), a + root + torch.where(square.isnan(), square, 0.0))
 
@@ -227,12 +229,12 @@ def _around_mean(G: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_derivative(X: Tensor | None, G: Tensor) -> Tensor:
-    """The Gram matrix such that it can be differentiated: `symmetric_gram` gives a constant."""
+    """Return the Gram matrix with a derivative; `symmetric_gram` has none."""
     return G if X is None or not X.requires_grad else _Gram.apply(X, X.detach())
 
 
 def _inverse_root(square: Tensor) -> Tensor:
-    """square^(-1/2), and 0 for 0; NaN == 0 is false, so NaN stays NaN."""
+    """Return square^(-1/2), and 0 for 0; NaN == 0 is false, so NaN stays NaN."""
     empty = square == 0
     return torch.where(empty, 0.0, torch.where(empty, 1.0, square).rsqrt())
 
@@ -244,8 +246,8 @@ def _one_step(G: Tensor) -> Tensor:
 class _Step(Function):
     """X (g, m, n) -> X (3/2 I - 1/2 X^T X), computed and returned in a wider type than the derivative needs.
 
-    G is X^T X in the type of X. `is_end` says that it is the identity to half of the type's digits, and one product can
-    be spared in the derivative. Second derivatives take the whole formula.
+    G is X^T X in the type of X. With `is_end` G is the identity to half of the digits of the type, which saves one
+    product in the derivative. Second derivatives use the whole formula.
     """
 
     generate_vmap_rule = True
@@ -269,16 +271,16 @@ class _Step(Function):
             g = grads[0].to(X.dtype)
             S = X.mT @ g
             if torch.is_grad_enabled():
-                G = X.mT @ X  # such that it can be differentiated again
+                G = X.mT @ X  # for second derivatives
             elif ctx.is_end:
                 return torch.baddbmm(g, X, S + S.mT, alpha=-0.5), None, None, None
-            # Of 3/2 X - 1/2 X X^T X, one term for each factor X.
+            # The derivative of 3/2 X - 1/2 X X^T X: one term for each factor X.
             result = torch.baddbmm(g, g, G, beta=1.5, alpha=-0.5)
             return torch.baddbmm(result, X, S + S.mT, alpha=-0.5), None, None, None
 
 
 class _Gram(Function):
-    """X^T X for X (g, m, n), given in two types: the wide one for the product, the narrow one for the derivative."""
+    """X^T X for X (g, m, n), given in two types: a wide one for the product, a narrow one for the derivative."""
 
     generate_vmap_rule = True
 
@@ -298,7 +300,7 @@ class _Gram(Function):
 
 
 class _Product(Function):
-    """X q for X (g, m, n), given in two types as for `_Gram`, and q (g, n, n)."""
+    """X q for X (g, m, n), given in two types as in `_Gram`, and q (g, n, n)."""
 
     generate_vmap_rule = True
 
@@ -319,18 +321,18 @@ class _Product(Function):
 
 
 def _may_look(x: Tensor) -> bool:
-    """Whether values may decide what is computed: on a GPU that would wait for them, and a compiler cannot."""
+    """Return whether values may be read: on a GPU this would wait for them, and a compiler cannot."""
     return x.device.type == "cpu" and not is_traced(x)
 
 
 def _is_orthogonal(G: Tensor, dtype: torch.dtype) -> bool:
-    """Whether one more step gives orthogonal matrices to the precision of the type, by G = X^T X: it squares the
-    distance. An estimate: too early an end costs orthogonality, not soundness."""
+    """Return whether one more step, which squares the distance, makes X with G = X^T X orthogonal to the precision of
+    the type. This is an estimate: stopping too early costs orthogonality, not soundness."""
     if not _may_look(G):
         return False
     n = G.shape[-1]
     room = torch.finfo(dtype).eps ** 0.5
-    # Cheap first: the trace misses n by at most n times the distance.
+    # A cheap test first: the trace differs from n by at most n times the distance.
     trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)
     if not bool(((trace - n).abs() <= n * room).all()):
         return False
@@ -338,7 +340,7 @@ def _is_orthogonal(G: Tensor, dtype: torch.dtype) -> bool:
     total = torch.linalg.matrix_norm(rest)
     if bool((total <= room).all()):
         return True
-    # The norm is between that and its n^(1/2)-th part: power iteration from the longest column.
+    # The norm is between this and this / sqrt(n): power iteration from the longest column.
     lengths = rest.square().sum(-2)
     v = rest.gather(-1, lengths.argmax(-1)[:, None, None].expand(-1, n, 1))
     for _ in range(3):

@@ -1,14 +1,4 @@
-"""CPL, convex potential layers.
-
-Citation: Laurent Meunier, Blaise Delattre, Alexandre Araujo, Alexandre Allauzen, "A Dynamical System Perspective for
-Lipschitz Neural Networks", ICML 2022.
-
-Inequality: y = x - 2 / ||W||^2 W^T relu(W x + b) has constant 1. With V = W / ||W|| it is x - 2 V^T relu(V x + b'),
-b' = b / ||W||; `onelip.methods.residual.potential`, (1).
-Assumes: as many outputs as inputs; convolutions of odd kernel size, stride 1, whose padding keeps the size.
-Guarantee: at convergence in training, where ||W|| is estimated by one step of power iteration, which is never too
-large, as published; in evaluation W is divided by its proved bound, and the constant is proved for every weight.
-"""
+"""CPL, convex potential layers."""
 
 from collections.abc import Sequence
 
@@ -22,7 +12,27 @@ from onelip.methods.residual.potential import ConvexPotential, reset_spread, wit
 
 
 class CPLWeight(SpectralNorm):
-    """The map W -> V = W / ||W||; `cpl` registers it."""
+    r"""The map $W \mapsto V = W / \|W\|$ of CPL; `cpl` registers it.
+
+    **Theorem.** $y = x - \frac{2}{\|W\|^2} W^\top \mathrm{relu}(W x + b)$ has the constant 1. With $V = W / \|W\|$ it
+    is $x - 2 V^\top \mathrm{relu}(V x + b')$, $b' = b / \|W\|$; see `ConvexPotential`.
+
+    **Assumptions.** As many outputs as inputs; convolutions with odd kernel size, stride 1 and padding that keeps the
+    size.
+
+    **Guarantee.** In training $\|W\|$ is estimated by one step of power iteration, which is never too large, as
+    published: the constant holds at convergence. In evaluation $W$ is divided by a proved bound, and the constant is
+    proved for every weight.
+
+    Meunier, Delattre, Araujo, Allauzen, "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.
+
+    Args:
+        module: Linear, or Conv1d to Conv3d.
+        name: name of the weight.
+        lipschitz: the norm of $V$.
+        iterations: steps of the power method at each access in training.
+        input_size: spatial size of the inputs, for the estimate in training.
+    """
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
@@ -33,43 +43,46 @@ class CPLWeight(SpectralNorm):
 
 
 def cpl(
-    layer: nn.Module,
+    module: nn.Module,
     *,
     hidden: int | None = None,
     lipschitz: float = 1.0,
     iterations: int = 1,
     input_size: int | Sequence[int] | None = None,
 ) -> ConvexPotential:
-    """A convex potential layer in the place of the given one, which must keep the shape of its input.
+    """Return a convex potential layer in place of the given layer, which must keep the shape of its input.
 
-    The layer's weight is kept as W, and its bias as b', if `hidden` is not given.
+    See `CPLWeight`. Without `hidden` the weight of the layer is kept as W, and its bias as b'.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        hidden: rows of W; as many as there are channels by default.
+        module: Linear, or Conv1d to Conv3d.
+        hidden: rows of W; the number of channels by default.
         lipschitz: the constant to guarantee instead of 1.
         iterations: steps of the power method at each access in training.
-        input_size: spatial size of the images, for the estimate in training; the proof in eval mode needs none.
+        input_size: spatial size of the inputs, for the estimate in training; the proof in eval mode needs none.
+
+    Returns:
+        A new module.
 
     Raises:
-        onelip.UnsupportedLayer: where outputs are not as many as inputs or the size of images is not kept.
+        onelip.UnsupportedLayer: if the layer does not keep the shape of its input.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = cpl(nn.Linear(4, 4)).eval()
         >>> layer(torch.randn(2, 4)).shape, round(layer.lipschitz_constant, 6)
         (torch.Size([2, 4]), 1.0)
     """
-    inner = with_hidden(layer, hidden)
+    inner = with_hidden(module, hidden)
     block = ConvexPotential(inner, lipschitz=lipschitz)
-    size = tuple(input_size) if isinstance(input_size, Sequence) else input_size
-    found = CPLWeight(inner, block.geometry, block.weight.shape, iterations=iterations, input_size=size)
-    found.warm_up(block)
-    return attach(block, found)
+    return attach(block, CPLWeight(inner, iterations=iterations, input_size=input_size))
 
 
 METHOD = Method(
     name="cpl",
     title="CPL, convex potential layers (Meunier et al., 2022)",
+    citation="Laurent Meunier, Blaise Delattre, Alexandre Araujo, Alexandre Allauzen, "
+    '"A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.',
     mechanism="parametrization",
     guarantee="at convergence",
     layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -78,5 +91,5 @@ METHOD = Method(
     replaces=True,
     train_equals_eval=False,
     hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="residual layer with relu inside; square layers that keep the size; eval mode divides by the proved bound",
+    note="residual layer with a relu; square layers that keep the size; eval mode divides by the proved bound",
 )

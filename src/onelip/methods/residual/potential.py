@@ -1,12 +1,4 @@
-"""The layer of SLL and CPL: a gradient step on a convex function, x - 2 V^T relu(V x + b).
-
-For two inputs the differences obey f(x) - f(y) = (I - 2 V^T D V) (x - y) with a diagonal D of entries in [0, 1], since
-relu does not fall and has slope at most 1. With ||V|| <= c the matrix V^T D V lies between 0 and c^2 I, so
-
-    ||f(x) - f(y)|| <= max(1, 2 c^2 - 1) ||x - y||,       1 for c <= 1.                                          (1)
-
-V^T must be the adjoint of V exactly, borders included. The methods differ in how they make ||V|| <= 1 sure.
-"""
+"""The layer of SLL and CPL: a gradient step on a convex function."""
 
 import math
 from collections.abc import Mapping
@@ -25,23 +17,46 @@ from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
-from onelip.methods.fourier.plain_relu import plain_dense
-from onelip.methods.norms.known_bound import KnownBound
+from onelip.methods.fourier.plain import plain_dense
+from onelip.methods.norms.power_iteration import KnownBound
 
 _SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WAY_OUT = "use a method without residual connection, e.g. 'aol' or 'soc'"
 
 
 class ConvexPotential(LipschitzModule):
-    """x - 2 V^T relu(V x + b), times a constant; `sll` and `cpl` make it and put their parametrization on V.
+    r"""The residual layer $y = L\,(x - 2 V^\top \mathrm{relu}(V x + b))$; `sll` and `cpl` make it.
 
-    `onelip.bake` makes two layers with MaxMin between of it where V is a matrix (Linear, 1x1), by
-    `onelip.methods.fourier.plain_relu`, and stores V otherwise; the constant of what is baked is proved from what is
-    stored.
+    **Theorem.** For two inputs, $f(x) - f(y) = (I - 2 V^\top D V)(x - y)$ with a diagonal matrix $D$ of entries in
+    $[0, 1]$, because relu is monotone with slope at most 1. If $\|V\| \le c$, the eigenvalues of $V^\top D V$ are in
+    $[0, c^2]$, so
+
+    $$\|f(x) - f(y)\|_2 \le L \max(1, 2 c^2 - 1)\, \|x - y\|_2,$$
+
+    which is $L$ for $c \le 1$.
+
+    **Assumptions.** $V^\top$ is exactly the adjoint of $V$, also at the borders; the layer keeps the shape of its
+    input.
+
+    **Guarantee.** Proved from the constant of the parametrization of $V$, or from the stored $V$ of a baked layer.
+
+    `onelip.bake` turns the layer into two linear layers with MaxMin between them if $V$ is a matrix (Linear, 1x1), by
+    `onelip.methods.fourier.plain.plain_dense`; otherwise it stores $V$.
 
     Args:
-        layer: Linear or a convolution that keeps the size of images: its weight is V, its bias b.
-        lipschitz: the constant that the layer is to have instead of 1.
+        layer: Linear, or Conv1d to Conv3d that keep the spatial size: its weight is $V$, its bias $b$.
+        lipschitz: the constant $L$.
+
+    Shape:
+        - Input: $(*, H_{in})$ for Linear, $(N, C, *)$ for convolutions.
+        - Output: same shape as the input.
+
+    Attributes:
+        weight: $V$.
+        bias: $b$, or None.
+
+    Raises:
+        onelip.UnsupportedLayer: if the layer does not keep the shape of its input.
 
     Examples:
         >>> layer = ConvexPotential(nn.Linear(2, 1, bias=False))
@@ -73,12 +88,12 @@ class ConvexPotential(LipschitzModule):
             step = F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
         else:
             step = self._adjoint(F.relu(self._convolution(x, V)), V)
-        y = torch.add(x, step, alpha=-2)  # one pass over memory, and one for the derivative; to double is exact
+        y = torch.add(x, step, alpha=-2)  # one pass over memory, also for the derivative; doubling is exact
         return y if self.lipschitz == 1 else y * self.lipschitz
 
     @property
     def lipschitz_constant(self) -> float:
-        """Proved: by what the parametrization of V claims, or for a baked layer from the V that is stored; see (1)."""
+        """The proved constant: from the parametrization of V, or for a baked layer from the stored V."""
         norm = self._norm_of_weight()
         expansion = 1.0 if norm <= 1 else 2 * norm**2 * (1 + 2.0**-50) - 1
         if not expansion < math.inf:
@@ -86,7 +101,7 @@ class ConvexPotential(LipschitzModule):
         return self.lipschitz if expansion == 1 else multiply_up(self.lipschitz, expansion)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
-        """For `onelip.bake`; None where the layer stays what it is."""
+        """Return the plain layers for `onelip.bake`; None if the layer is kept."""
         is_matrix = math.prod(self.geometry.kernel_size) == 1 and self.geometry.groups == 1
         if not is_matrix or not self._is_bounded():
             return None
@@ -95,7 +110,7 @@ class ConvexPotential(LipschitzModule):
         return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
 
     def _is_bounded(self) -> bool:
-        """Whether ||V|| <= 1 is proved, but for rounding."""
+        """Return whether ||V|| <= 1 is proved, up to rounding."""
         try:
             return self._norm_of_weight() <= 1 + 2.0**-10
         except UnknownLipschitzConstant:
@@ -111,7 +126,7 @@ class ConvexPotential(LipschitzModule):
         fits = found is not None and found.geometry == self.geometry and found.weight_shape == tuple(self._shape)
         claimed = found.constant_in(self.weight.dtype) if found is not None and fits else None
         if claimed is None:
-            raise UnknownLipschitzConstant("expected a parametrization that bounds the weight, got one that does not")
+            raise UnknownLipschitzConstant("expected a parametrization that bounds the weight, got another one")
         return claimed
 
     @property
@@ -141,13 +156,13 @@ class ConvexPotential(LipschitzModule):
         convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.dilation) - 1]
         padding = self._padding
         if self.circular:
-            # Entry i of the transposed layer reads h[i + p - d t]: in the wrapped h those are i .. i + 2 p.
+            # Entry i of the transposed layer reads h[i + p - d t], which is i .. i + 2 p of the wrapped h.
             h, padding = self._wrapped(h), [2 * p for p in padding]
         return convolve(h, V, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
 
     def extra_repr(self) -> str:
         taps = ""
-        if self.geometry.kernel_size:  # all that the function depends on: a proof is known by it and the weights
+        if self.geometry.kernel_size:  # all settings of the function: a proof is identified by them and the weights
             taps = f", kernel_size={self.geometry.kernel_size}, dilation={self.dilation}"
             taps += f", groups={self.geometry.groups}" + ", circular" * self.circular
         return f"{self.channels}, hidden={self.hidden}{taps}, lipschitz={self.lipschitz}"
@@ -155,10 +170,10 @@ class ConvexPotential(LipschitzModule):
 
 @lowers(ConvexPotential)
 def _lower_potential(low: Lowering) -> int:
-    """One node, and one for its constant if that is not 1.
+    """One node, and one for the constant if it is not 1.
 
-    Dense layers and 1x1 convolutions are baked to two linear layers (`onelip.methods.fourier.plain_relu`), so this is
-    for larger kernels, and for groups.
+    Dense layers and 1x1 convolutions are baked to linear layers (`onelip.methods.fourier.plain`), so this rule is for
+    larger kernels and for groups.
     """
     module = low.module
     hidden, second, *kernel = module.weight.shape
@@ -180,7 +195,7 @@ def _lower_potential(low: Lowering) -> int:
 
 
 def check_keeps_size(layer: nn.Module) -> None:
-    """A layer whose output has the spatial size of its input, or an error."""
+    """Raise `UnsupportedLayer` unless the output of the layer has the spatial size of its input."""
     if not isinstance(layer, _SERVED):
         names = ", ".join(kind.__name__ for kind in _SERVED)
         raise UnsupportedLayer(f"expected one of {names} for a residual layer, got {type(layer).__name__}; {_WAY_OUT}")
@@ -188,8 +203,8 @@ def check_keeps_size(layer: nn.Module) -> None:
         return
     if any(s != 1 for s in layer.stride):
         raise UnsupportedLayer(
-            f"expected stride 1 for a residual layer, got {layer.stride}; put onelip.nn.ConcatenationPool2d before a "
-            f"layer of stride 1, or {_WAY_OUT}"
+            f"expected stride 1 for a residual layer, got {layer.stride}; use onelip.nn.ConcatenationPool2d and "
+            f"a layer of stride 1, or {_WAY_OUT}"
         )
     for k, d, p in zip(layer.kernel_size, layer.dilation, _left_padding(layer), strict=True):
         if k % 2 == 0 or 2 * p != d * (k - 1):
@@ -200,14 +215,14 @@ def check_keeps_size(layer: nn.Module) -> None:
 
 
 def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
-    """The layer V of a block that stands for a square layer: the layer itself, or a new one with `hidden` outputs."""
+    """Return the layer V for a square layer: the layer itself, or a new one with `hidden` outputs."""
     geometry = geometry_of(layer)
     weight = weight_of(layer, geometry)
     check_keeps_size(layer)
     inputs, outputs = weight.shape[1] * geometry.groups, weight.shape[0]
     if inputs != outputs:
         raise UnsupportedLayer(
-            f"expected as many outputs as inputs for a residual layer, got {inputs} inputs and {outputs} outputs; put "
+            f"expected as many outputs as inputs for a residual layer, got {inputs} inputs and {outputs} outputs; use "
             "onelip.nn.PadChannels before, or onelip.nn.FirstChannels after, a square layer"
         )
     if hidden is None or hidden == outputs:
@@ -227,9 +242,9 @@ def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
 
 @torch.no_grad()
 def reset_spread(P: Tensor) -> None:
-    """Gaussian entries, as the authors of both methods begin.
+    """Initialise with Gaussian entries, as the authors of both methods do.
 
-    Not the identity: x - 2 relu(x) = -|x| would leave the next layer of its kind without a positive input, dead.
+    With the identity, x - 2 relu(x) = -|x| would give the next layer only negative inputs, and no gradient.
     """
     if not P.is_meta:
         nn.init.xavier_normal_(P)

@@ -1,16 +1,4 @@
-"""SLL, SDP-based Lipschitz layers.
-
-Citation: Alexandre Araujo, Aaron Havens, Blaise Delattre, Alexandre Allauzen, Bin Hu, "A Unified Algebraic Perspective
-on Lipschitz Neural Networks", ICLR 2023.
-
-Inequality: y = x - 2 W^T T relu(W x + b), T = diag(1 / sum_j |W W^T|_ij q_j / q_i), has constant 1 for all q > 0.
-Since relu(t z) = t relu(z) for t > 0, this is x - 2 V^T relu(V x + b') with V = T^(1/2) W and b' = T^(1/2) b; and V is
-AOL of W on its outputs, with weights q, so ||V|| <= 1 (`onelip.gram.rescale`, (2)). The rest is
-`onelip.methods.residual.potential`, (1).
-Assumes: as many outputs as inputs; convolutions of odd kernel size, stride 1, whose padding keeps the size.
-Guarantee: proved for every weight. q is the exponential of what is learned, and acts: in the published convolutions it
-cancels.
-"""
+"""SLL, SDP-based Lipschitz layers."""
 
 from collections.abc import Sequence
 
@@ -25,13 +13,26 @@ from onelip.nn.aol import AOL
 
 
 class SLLWeight(AOL):
-    """The map W -> V = T^(1/2) W: AOL on the outputs with learned weights q; `sll` registers it.
+    r"""The map $W \mapsto V = T^{1/2} W$ of SLL: AOL on the outputs with learned weights $q$; `sll` registers it.
+
+    **Theorem.** $y = x - 2 W^\top T\,\mathrm{relu}(W x + b)$ with
+    $T = \mathrm{diag}(1 / \sum_j |W W^\top|_{ij} q_j / q_i)$ has the constant 1 for all $q > 0$. As
+    $\mathrm{relu}(t z) = t\,\mathrm{relu}(z)$ for $t > 0$, this is $x - 2 V^\top \mathrm{relu}(V x + b')$ with
+    $V = T^{1/2} W$ and $b' = T^{1/2} b$; $V$ is AOL of $W$ on its outputs, so $\|V\| \le 1$. See `ConvexPotential`.
+
+    **Assumptions.** As many outputs as inputs; convolutions with odd kernel size, stride 1 and padding that keeps the
+    size.
+
+    **Guarantee.** Proved for every weight. $q$ is the exponential of the learned parameter. (In the published
+    convolutions $q$ cancels.)
+
+    Araujo, Havens, Delattre, Allauzen, Hu, "A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023.
 
     Args:
         geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        device: of the parameter log q.
-        dtype: of the parameter log q.
+        device: device of the parameter log q.
+        dtype: type of the parameter log q.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SLLWeight(AOL):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Begin as the authors do, but with q = 1."""
+        """Initialise as the authors do, but with q = 1."""
         reset_spread(P)
         if self.log_q is not None:
             self.log_q.zero_()
@@ -55,25 +56,29 @@ class SLLWeight(AOL):
         return "SLL"
 
 
-def sll(layer: nn.Module, *, hidden: int | None = None, lipschitz: float = 1.0) -> ConvexPotential:
-    """An SLL layer in the place of the given one, which must keep the shape of its input.
+def sll(module: nn.Module, *, hidden: int | None = None, lipschitz: float = 1.0) -> ConvexPotential:
+    """Return an SLL layer in place of the given layer, which must keep the shape of its input; see `SLLWeight`.
 
-    The layer's weight is kept, up to a factor, as W, and its bias as b', if `hidden` is not given.
+    Without `hidden` the weight of the layer is kept as W, up to a factor, and its bias as b'.
 
     Args:
-        layer: Linear, Conv1d, Conv2d or Conv3d.
-        hidden: rows of W; as many as there are channels by default.
+        module: Linear, or Conv1d to Conv3d.
+        hidden: rows of W; the number of channels by default.
         lipschitz: the constant to guarantee instead of 1.
 
+    Returns:
+        A new module.
+
     Raises:
-        onelip.UnsupportedLayer: where outputs are not as many as inputs or the size of images is not kept.
+        onelip.UnsupportedLayer: if the layer does not keep the shape of its input.
+        ValueError: for options out of range.
 
     Examples:
         >>> layer = sll(nn.Conv2d(4, 4, 3, padding=1), hidden=8)
         >>> layer(torch.randn(1, 4, 6, 6)).shape, layer.lipschitz_constant
         (torch.Size([1, 4, 6, 6]), 1.0)
     """
-    block = ConvexPotential(with_hidden(layer, hidden), lipschitz=lipschitz)
+    block = ConvexPotential(with_hidden(module, hidden), lipschitz=lipschitz)
     shape, weight = block.weight.shape, block.weight
     return attach(block, SLLWeight(block.geometry, shape, device=weight.device, dtype=weight.dtype))
 
@@ -81,6 +86,8 @@ def sll(layer: nn.Module, *, hidden: int | None = None, lipschitz: float = 1.0) 
 METHOD = Method(
     name="sll",
     title="SLL, SDP-based Lipschitz layers (Araujo et al., 2023)",
+    citation="Alexandre Araujo, Aaron Havens, Blaise Delattre, Alexandre Allauzen, Bin Hu, "
+    '"A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023.',
     mechanism="parametrization",
     guarantee="proved",
     layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -88,5 +95,5 @@ METHOD = Method(
     options=({"hidden": 6}, {"lipschitz": 0.5}),
     replaces=True,
     hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="residual layer with relu inside; square layers that keep the size",
+    note="residual layer with a relu; square layers that keep the size",
 )

@@ -10,9 +10,8 @@ import onelip
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_module
-from onelip.methods.norms import known_bound
-from onelip.methods.norms.estimated import overlap_of_rows
-from onelip.methods.norms.power_iteration import Operator, estimated_norm, iterate
+from onelip.methods.norms import power_iteration
+from onelip.methods.norms.power_iteration import Operator, estimated_norm, iterate, overlap_of_rows
 from onelip.methods.norms.spectral_norm import spectral_norm, spectral_norm_reshaped
 from onelip.testing import exact_norm
 
@@ -90,7 +89,7 @@ def test_evaluation_is_sound_with_a_vector_that_is_wrong():
 
 @pytest.mark.parametrize(("overlap", "constant"), [(False, 3.0), (True, 1.0)])
 def test_the_reshaped_norm_is_not_the_norm(overlap, constant):
-    """A constant kernel: reshaped it has 1 / 3 of the layer's norm. What is claimed is attained, in both modes."""
+    """A constant kernel: reshaped it has 1 / 3 of the layer's norm. The stated constant is attained, in both modes."""
     layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular").double()
     nn.init.constant_(layer.weight, 0.3)
     spectral_norm_reshaped(layer, overlap=overlap)
@@ -155,8 +154,8 @@ def test_evaluation_computes_what_training_did_once_converged(method):
 
 def test_the_proof_is_kept_until_the_weight_is_another(monkeypatch):
     calls = []
-    real = known_bound.bound_weight
-    monkeypatch.setattr(known_bound, "bound_weight", lambda *a, **k: calls.append(a) or real(*a, **k))
+    real = power_iteration.bound_weight
+    monkeypatch.setattr(power_iteration, "bound_weight", lambda *a, **k: calls.append(a) or real(*a, **k))
     layer = spectral_norm(nn.Linear(4, 4)).eval()
     first = layer.weight
     assert torch.equal(layer.weight, first)
@@ -196,7 +195,7 @@ def test_the_vector_is_part_of_the_state():
 
 
 def test_settings_are_checked():
-    with pytest.raises(ValueError, match="whole number of at least 1"):
+    with pytest.raises(ValueError, match="integer of at least 1"):
         spectral_norm(nn.Linear(2, 2), iterations=0)
     with pytest.raises(ValueError, match="expected input_size"):
         spectral_norm(nn.Conv2d(2, 2, 3), input_size=(4,))

@@ -1,6 +1,7 @@
 """Pooling, channels, residual, centering: exact Jacobian norms, tightness, extreme values, errors."""
 
 import copy
+import inspect
 import math
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import onelip
 from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.rounding import multiply_up, root_at_most
@@ -365,3 +367,44 @@ def test_pooling_errors():
         pooling.LipschitzAvgPool2d(2, padding=2)
     with pytest.raises(ValueError, match="no stride for a global"):
         pooling.L2Pool2d(None, 2)
+
+
+KINDS = ("ConcatenationPool", "LipschitzAvgPool", "L2Pool")
+FACTORIES = {
+    "AOLLinear": lambda **kw: onelip.nn.AOLLinear(4, 6, learn_weights=True, **kw),
+    "AOLConv1d": lambda **kw: onelip.nn.AOLConv1d(4, 6, 3, learn_weights=True, **kw),
+    "AOLConv2d": lambda **kw: onelip.nn.AOLConv2d(4, 6, 3, learn_weights=True, **kw),
+    "AOLConv3d": lambda **kw: onelip.nn.AOLConv3d(4, 6, 3, learn_weights=True, **kw),
+    "AOLConvTranspose1d": lambda **kw: onelip.nn.AOLConvTranspose1d(4, 6, 3, learn_weights=True, **kw),
+    "AOLConvTranspose2d": lambda **kw: onelip.nn.AOLConvTranspose2d(4, 6, 3, learn_weights=True, **kw),
+    "AOLConvTranspose3d": lambda **kw: onelip.nn.AOLConvTranspose3d(4, 6, 3, learn_weights=True, **kw),
+    "BatchCentering": lambda **kw: BatchCentering(4, **kw),
+    "ChannelAffine": lambda **kw: onelip.nn.ChannelAffine(4, **kw),
+    "ConvexResidual": lambda **kw: ConvexResidual(nn.Identity(), **kw),
+    "Householder": lambda **kw: onelip.nn.Householder(4, 2, **kw),
+    "NActivation": lambda **kw: onelip.nn.NActivation(4, init="alternating", **kw),
+    "Normalize": lambda **kw: onelip.nn.Normalize([0.5], [0.25], **kw),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_layers_with_tensors_take_device_and_dtype(name):
+    tensors = FACTORIES[name](dtype=torch.float64).state_dict()
+    assert tensors
+    assert {t.dtype for t in tensors.values()} == {torch.float64}
+    if name != "Normalize":  # which reads its numbers
+        assert {t.device.type for t in FACTORIES[name](device="meta").state_dict().values()} == {"meta"}
+
+
+def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
+    layers = {name for name in onelip.nn.__all__ if isinstance(getattr(onelip.nn, name), type)}
+    takes = {name for name in layers if "device" in inspect.signature(getattr(onelip.nn, name).__init__).parameters}
+    assert takes == set(FACTORIES)
+    # All others have no tensors of their own.
+    small = {"FirstChannels": (2,), "PadChannels": (2,), **{f"{k}{d}d": (2,) for k in KINDS for d in (1, 2, 3)}}
+    for name in layers - takes - {"LipschitzModule", "UnknownLipschitzConstant"}:
+        assert not getattr(onelip.nn, name)(*small.get(name, ())).state_dict()
+
+
+def test_convex_residual_with_a_fixed_weight_takes_dtype():
+    assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64

@@ -1,4 +1,4 @@
-"""The verb for a whole model, and what it says."""
+"""`onelip.constrain`: a method on a whole model, and what it reports."""
 
 import copy
 import warnings

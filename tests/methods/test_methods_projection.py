@@ -1,4 +1,4 @@
-"""Clipping, LCC, Parseval: what is moved after a step, and what holds in evaluation whether it was moved or not."""
+"""Clipping, LCC, Parseval: the projection after a step, and the constant in evaluation with and without it."""
 
 import math
 
@@ -106,7 +106,7 @@ def test_nothing_to_project_is_an_error():
     assert project(model) == 0
 
 
-@pytest.mark.parametrize(("p", "dim"), [(1, 0), ("inf", 1)])
+@pytest.mark.parametrize(("p", "dim"), [(1, 0), (math.inf, 1)])
 def test_lcc_sums_are_the_norms_of_the_operator(case, p, dim):
     layer, shape = case
     J = exact_jacobian(layer, shape).abs().sum(dim).max()
@@ -114,7 +114,7 @@ def test_lcc_sums_are_the_norms_of_the_operator(case, p, dim):
     assert float(norm) == pytest.approx(float(J), rel=1e-12)
 
 
-@pytest.mark.parametrize(("p", "order"), [(1, 1), ("inf", math.inf), (2, 2)])
+@pytest.mark.parametrize(("p", "order"), [(1, 1), (math.inf, math.inf), (2, 2)])
 def test_lcc_projects_onto_the_ball_and_leaves_what_is_inside(case, p, order):
     layer, shape = case
     inside = (
@@ -123,14 +123,14 @@ def test_lcc_projects_onto_the_ball_and_leaves_what_is_inside(case, p, order):
     before = layer.weight.detach().clone()
     lcc(layer, p=p, lipschitz=2 * inside, input_size=shape[1:] or None)
     assert torch.equal(layer.weight, before)
-    other = lcc(plain_twin(layer), p=p, lipschitz=inside / 2, input_size=shape[1:] or None)
+    other = lcc(baked(layer), p=p, lipschitz=inside / 2, input_size=shape[1:] or None)
     for _ in range(60):
         project(other)
     found = float(torch.linalg.matrix_norm(exact_jacobian(other.train(), shape), order))
     assert found <= inside / 2 * (1 + 1e-3)
 
 
-def plain_twin(layer):
+def baked(layer):
     return onelip.bake(layer)
 
 
@@ -232,7 +232,7 @@ def test_parseval_chooses_the_same_rows_again_from_the_same_state():
     project(layer)
     assert int(find_parametrization(layer).draws) != int(find_parametrization(other).draws)
     other.load_state_dict(layer.state_dict())
-    torch.manual_seed(7)  # the choice is nobody else's random numbers
+    torch.manual_seed(7)  # the choice does not use the global random numbers
     project(layer)
     torch.manual_seed(8)
     project(other)
@@ -247,7 +247,7 @@ def test_parseval_refuses_parts_that_are_none(rows):
 
 
 def test_parseval_transposed_layers_are_short_too():
-    """Rows of a transposed layer with a stride say nothing of its phases: all taps are divided by."""
+    """Rows of a transposed layer with a stride do not bound its phases: all taps are divided out."""
     layer = parseval(nn.ConvTranspose1d(1, 2, 2, stride=2).double(), beta=0.5)
     with torch.no_grad():
         original_of(layer).copy_(torch.eye(2)[None])  # (in, out, taps): orthonormal rows

@@ -9,8 +9,9 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.graph.exact import gain
 from onelip.methods.orthogonal import soc
-from onelip.methods.orthogonal.skew import exponential, gain, skew_kernel, skew_norm_bound
+from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
 from onelip.testing.norms import exact_jacobian
 
 

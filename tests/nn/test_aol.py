@@ -1,4 +1,4 @@
-"""The verb and the parametrization: options, numerics, assignment, and life with the rest of torch."""
+"""`aol` and the parametrization AOL: options, numerics, assignment, and use with the rest of torch."""
 
 import copy
 import threading
@@ -151,7 +151,7 @@ def test_weights_q_of_any_size_are_sound(steps, columns):
 @pytest.mark.parametrize("steps", [2, 3, 4, 5, 6])
 @pytest.mark.parametrize("small", [1e-1, 1e-3, 1e-5])
 def test_uneven_columns_survive_several_steps(steps, small):
-    """Powers of the Gram matrix tear columns of different size apart; orthogonal ones still become units."""
+    """Powers of the Gram matrix amplify differences in column norms; orthogonal columns still become unit vectors."""
     layer = onelip.aol(nn.Linear(40, 40, bias=False), steps=steps)
     with torch.no_grad():
         original_of(layer).copy_(torch.eye(40))
@@ -214,7 +214,7 @@ def test_autocast_leaves_gram_and_gradient_in_full_precision():
 
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_reduced_matmul_precision_is_kept_away_and_restored(precision):
-    """torch.set_float32_matmul_precision may turn float32 products into TF32 or bfloat16 behind everybody's back."""
+    """torch.set_float32_matmul_precision may turn float32 products into TF32 or bfloat16."""
     before = torch.get_float32_matmul_precision()
     seen = []
     try:
@@ -379,7 +379,7 @@ def test_meta_device():
 
 
 def test_flushed_denormals():
-    """torch.set_flush_denormal makes underflow worse; the bound has to stand it."""
+    """torch.set_flush_denormal makes underflow worse; the bound must still hold."""
     torch.manual_seed(0)
     torch.set_flush_denormal(True)  # a processor that cannot do it only makes the test easier
     try:

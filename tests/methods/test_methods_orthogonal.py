@@ -11,7 +11,7 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
-from onelip.core.parametrization import claim_of, find_parametrization, original_of
+from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
 from onelip.methods.norms import last_layer
 from onelip.methods.orthogonal import aoc, bcop, bjorck, cholesky, oni, soc
 
@@ -25,11 +25,11 @@ def _seed():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("lipschitz", [1.0, 1e-3, 7.0])
-@pytest.mark.parametrize("verb", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
-def test_stored_weights_never_exceed_the_stated_constant(verb, dtype, lipschitz):
-    layer = verb(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
-    assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= claim_of(layer).constant
-    assert claim_of(layer).constant <= lipschitz * (1 + 8 * torch.finfo(dtype).eps) * (1 + 1e-6) + 1e-4 * (
+@pytest.mark.parametrize("apply", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+def test_stored_weights_never_exceed_the_stated_constant(apply, dtype, lipschitz):
+    layer = apply(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
+    assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= bound_by_construction(layer).constant
+    assert bound_by_construction(layer).constant <= lipschitz * (1 + 8 * torch.finfo(dtype).eps) * (1 + 1e-6) + 1e-4 * (
         dtype == torch.float16
     )
 
@@ -53,7 +53,7 @@ def test_reshaped_kernels_start_as_the_identity_divided_by_the_root_of_the_taps(
     torch.testing.assert_close(layer(x), x / 3, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("verb", [bjorck.bjorck, oni.oni, cholesky.cholesky, aoc.aoc])
+@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, aoc.aoc])
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -65,23 +65,23 @@ def test_reshaped_kernels_start_as_the_identity_divided_by_the_root_of_the_taps(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_transposed_kernels_that_are_no_multiple_of_the_stride(verb, layer, size):
+def test_transposed_kernels_that_are_no_multiple_of_the_stride(apply, layer, size):
     """Phases without all taps: single entries of an orthogonal matrix must not be dropped. Norms were up to 1.24."""
-    layer = verb(copy.deepcopy(layer))
+    layer = apply(copy.deepcopy(layer))
     for fill in (nn.init.ones_, nn.init.normal_, lambda P: nn.init.normal_(P[:, :1]).expand_as(P)):
         with torch.no_grad():
             P = original_of(layer)
             P.copy_(fill(P.clone()))
-        assert values(layer, *size).max() <= claim_of(layer).constant
+        assert values(layer, *size).max() <= bound_by_construction(layer).constant
 
 
-@pytest.mark.parametrize("verb", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
-def test_windows_that_do_not_overlap_are_orthogonal(verb):
-    steps = {} if verb in (cholesky.cholesky, soc.soc) else {"steps": 40}
-    layer = verb(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
+@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+def test_windows_that_do_not_overlap_are_orthogonal(apply):
+    steps = {} if apply in (cholesky.cholesky, soc.soc) else {"steps": 40}
+    layer = apply(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
     found = values(randomised(layer), 4, 4)
-    room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(verb, 1e-12)
-    assert found.max() <= claim_of(layer).constant
+    room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(apply, 1e-12)
+    assert found.max() <= bound_by_construction(layer).constant
     assert found.min() > 1 - room
 
 
@@ -131,7 +131,7 @@ def test_rows_of_length_one():
     W = last_layer.lln(layer).weight
     assert not W[1].any()
     torch.testing.assert_close(W.norm(dim=1)[[0, 2, 3, 4]], torch.ones(4))
-    constant = claim_of(layer).constant
+    constant = bound_by_construction(layer).constant
     assert math.sqrt(5) <= constant <= math.sqrt(5) * (1 + 1e-6)
 
 
@@ -139,7 +139,7 @@ def test_unit_rows_are_not_1_lipschitz():
     layer = nn.Linear(4, 9, **DOUBLE)
     nn.init.ones_(layer.weight)
     norm = torch.linalg.matrix_norm(last_layer.lln(layer).weight, 2)
-    assert 3 - 1e-12 <= norm <= claim_of(layer).constant
+    assert 3 - 1e-12 <= norm <= bound_by_construction(layer).constant
 
 
 def test_pair_distances_are_rounded_up():
@@ -185,18 +185,18 @@ def test_models_without_memory_can_be_asked(method):
 
 
 @pytest.mark.parametrize(
-    ("verb", "options", "message"),
+    ("apply", "options", "message"),
     [
-        (bjorck.bjorck, {"steps": 0}, "steps to be a whole number"),
-        (oni.oni, {"steps": True}, "steps to be a whole number"),
-        (bcop.bcop, {"steps": 2.0}, "steps to be a whole number"),
+        (bjorck.bjorck, {"steps": 0}, "steps to be an integer"),
+        (oni.oni, {"steps": True}, "steps to be an integer"),
+        (bcop.bcop, {"steps": 2.0}, "steps to be an integer"),
         (cholesky.cholesky, {"relative": 0.0}, "relative to be a number"),
         (cholesky.cholesky, {"relative": math.nan}, "relative to be a number"),
-        (soc.soc, {"terms": 0}, "terms to be a whole number"),
+        (soc.soc, {"terms": 0}, "terms to be an integer"),
         (soc.soc, {"norm": math.inf}, "norm to be a number"),
         (aoc.aoc, {"lipschitz": 0}, "lipschitz to be a positive number"),
     ],
 )
-def test_wrong_options(verb, options, message):
+def test_wrong_options(apply, options, message):
     with pytest.raises(ValueError, match=message):
-        verb(nn.Linear(3, 3), **options)
+        apply(nn.Linear(3, 3), **options)

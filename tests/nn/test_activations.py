@@ -19,7 +19,7 @@ CHANNELS = 12
 
 
 def scattered(layer: LipschitzModule) -> LipschitzModule:
-    """The layer in float64 with parameters anywhere, also where no initialiser would put them."""
+    """The layer in float64 with random parameters, also far from all initial values."""
     layer = layer.double()
     with torch.no_grad():
         for p in layer.parameters():

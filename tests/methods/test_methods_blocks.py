@@ -87,9 +87,9 @@ def test_the_way_back_is_the_adjoint(mode, kernel, dilation, groups):
 # ---- constants
 
 
-@pytest.mark.parametrize("verb", RESIDUAL)
-def test_the_constant_of_a_baked_layer_comes_from_what_is_stored(verb):
-    plain = bake(verb(nn.Conv2d(2, 2, 3, padding=1), hidden=3).eval())
+@pytest.mark.parametrize("apply", RESIDUAL)
+def test_the_constant_of_a_baked_layer_comes_from_what_is_stored(apply):
+    plain = bake(apply(nn.Conv2d(2, 2, 3, padding=1), hidden=3).eval())
     assert isinstance(plain, ConvexPotential)
     assert list(plain.state_dict()) == ["weight", "bias"]
     norm = bound_weight(plain.weight.detach(), plain.geometry, effort="high").value
@@ -221,7 +221,7 @@ def test_models_of_the_paper_can_have_them(method, monkeypatch):
         assert bool(parameter.grad.isfinite().all()), name
 
 
-@pytest.mark.parametrize("verb", RESIDUAL)
+@pytest.mark.parametrize("apply", RESIDUAL)
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
@@ -233,9 +233,9 @@ def test_models_of_the_paper_can_have_them(method, monkeypatch):
         (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"), "reflect"),
     ],
 )
-def test_refusals(verb, layer, words):
+def test_refusals(apply, layer, words):
     with pytest.raises(UnsupportedLayer, match=words):
-        verb(layer())
+        apply(layer())
 
 
 def test_wrong_options_and_inputs():

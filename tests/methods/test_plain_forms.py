@@ -1,5 +1,4 @@
-"""Layers of the Fourier domain and blocks with relu as plain layers: the same function, and constants of 1 by products
-of norms that anybody can prove."""
+"""Fourier layers and blocks with relu as plain layers: the same function, and constant 1 as a product of norms."""
 
 import copy
 import itertools
@@ -18,10 +17,8 @@ from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx, save_plain
 from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
-from onelip.methods.fourier.frequencies import frequencies, real_waves
-from onelip.methods.fourier.period import Period
-from onelip.methods.fourier.plain import plain_periodic
-from onelip.methods.fourier.plain_relu import reflected
+from onelip.methods.fourier.frequencies import Period, frequencies, real_waves
+from onelip.methods.fourier.plain import plain_periodic, reflected
 from onelip.methods.residual import cpl, sll
 from onelip.methods.residual.potential import ConvexPotential
 
@@ -92,10 +89,10 @@ def test_any_matrices_give_what_the_transform_gives(size):
     assert float(norms.max()) <= constant(plain) <= float(norms.max()) * (1 + 1e-8)
 
 
-@pytest.mark.parametrize("verb", FOURIER)
+@pytest.mark.parametrize("apply", FOURIER)
 @pytest.mark.parametrize("size", [(4, 4), (5, 6), (7, 3), (8, 8)])  # eco: filled up by 2, 1 and 0, 2 and 0, 1
-def test_baked_fourier_layers_are_plain_and_tight(verb, size):
-    layer = verb(circular(2, 3, **DOUBLE), input_size=size, lipschitz=0.5).eval()
+def test_baked_fourier_layers_are_plain_and_tight(apply, size):
+    layer = apply(circular(2, 3, **DOUBLE), input_size=size, lipschitz=0.5).eval()
     plain = onelip.bake(layer).eval()
     assert {type(link).__module__ for link in links(plain)} <= {
         "torch.nn.modules.conv",
@@ -112,8 +109,8 @@ def test_one_and_three_axes():
         (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular", **DOUBLE), (7,)),
         (nn.Conv3d(2, 3, 3, padding=1, padding_mode="circular", **DOUBLE), (4, 3, 5)),
     ):
-        for verb in (cayley.cayley, eco.eco):
-            made = verb(copy.deepcopy(layer), input_size=size).eval()
+        for apply in (cayley.cayley, eco.eco):
+            made = apply(copy.deepcopy(layer), input_size=size).eval()
             x = torch.randn(2, 2, *size, **DOUBLE)
             torch.testing.assert_close(onelip.bake(made)(x), made(x), rtol=0, atol=1e-13)
 
@@ -129,7 +126,7 @@ def test_zero_padding_is_a_border_that_is_left_out():
 def test_other_sizes_are_refused():
     plain = onelip.bake(cayley.cayley(circular(2, 2), input_size=4))
     for size in ((4, 5), (8, 8), (2, 8)):  # the last has as many pixels
-        with pytest.raises(ValueError, match="the size that the layer was made for"):
+        with pytest.raises(ValueError, match="the size that the layer was built for"):
             plain(torch.zeros(1, 2, *size))
 
 
@@ -160,13 +157,13 @@ def test_reflections(inputs, outputs, hidden, norm):
         assert float(torch.linalg.matrix_norm(M, 2).max()) <= 1 + 1e-7  # the root of what rounding leaves
 
 
-@pytest.mark.parametrize("verb", BLOCKS)
+@pytest.mark.parametrize("apply", BLOCKS)
 @pytest.mark.parametrize("hidden", [2, 6, 9])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("axes", [0, 1, 2, 3])
-def test_baked_blocks_are_two_layers_with_maxmin_between(verb, hidden, bias, axes):
+def test_baked_blocks_are_two_layers_with_maxmin_between(apply, hidden, bias, axes):
     kind = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes]
-    layer = verb(kind(6, 6, *(1,) * (axes > 0), bias=bias, **DOUBLE), hidden=hidden, lipschitz=2.0).eval()
+    layer = apply(kind(6, 6, *(1,) * (axes > 0), bias=bias, **DOUBLE), hidden=hidden, lipschitz=2.0).eval()
     plain = onelip.bake(layer).eval()
     assert [type(link) for link in links(plain)] == [kind, onelip.nn.MaxMin, kind]
     x = 3 * torch.randn(4, 6, *(3,) * axes, **DOUBLE)
@@ -185,7 +182,7 @@ def test_sandwich_convolutions(size, inputs, outputs, hidden):
 
 
 def test_weights_that_nobody_bounds_keep_their_form():
-    """For ||V|| > 1 there is no such form; who has put another map on V has not promised anything."""
+    """For ||V|| > 1 there is no such form, and another parametrization of V proves nothing."""
     layer = ConvexPotential(nn.Linear(3, 3))
     parametrize.register_parametrization(layer, "weight", nn.Identity())
     x = torch.randn(2, 3)
@@ -196,7 +193,7 @@ def test_weights_that_nobody_bounds_keep_their_form():
 
 
 def test_forms_follow_the_settings_alone():
-    """A file of weights is read into the form that other weights have; also without memory."""
+    """A state dict is loaded into the form of other weights, also on the meta device."""
     for layer in (
         cayley.cayley(circular(2, 2), input_size=4),
         sll.sll(nn.Linear(3, 3)),
@@ -232,10 +229,10 @@ def test_hooks_modes_and_sharing_stay():
 # ---- what it is for
 
 
-@pytest.mark.parametrize("verb", [cayley.cayley, eco.eco, sandwich.sandwich])
-def test_certified_checked_and_exported(verb, tmp_path):
+@pytest.mark.parametrize("apply", [cayley.cayley, eco.eco, sandwich.sandwich])
+def test_certified_checked_and_exported(apply, tmp_path):
     model = nn.Sequential(
-        verb(circular(2, 4), input_size=(4, 5)),
+        apply(circular(2, 4), input_size=(4, 5)),
         onelip.nn.MaxMin(),
         nn.Flatten(),
         onelip.nn.AOLLinear(80, 6),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from onelip.methods.fourier import eco
-from onelip.methods.fourier.exponential import _POWERS, _UNIT, skew_exponential
+from onelip.methods.fourier.matrix_functions import _POWERS, _UNIT, skew_exponential
 
 
 def skew(b, n, dtype, norm):

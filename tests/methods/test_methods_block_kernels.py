@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.parametrization import claim_of, find_parametrization, original_of
+from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
 from onelip.methods.orthogonal import aoc, bcop
 from onelip.methods.orthogonal.block_kernels import grown
 from onelip.methods.orthogonal.steps import bjorck_steps
@@ -61,18 +61,18 @@ ORTHOGONAL = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "layer", "size", "promised"), ORTHOGONAL, ids=range(len(ORTHOGONAL)))
-def test_every_singular_value_is_one(verb, layer, size, promised):
-    layer = randomised(verb(layer, steps=60, input_size=promised))
+@pytest.mark.parametrize(("apply", "layer", "size", "promised"), ORTHOGONAL, ids=range(len(ORTHOGONAL)))
+def test_every_singular_value_is_one(apply, layer, size, promised):
+    layer = randomised(apply(layer, steps=60, input_size=promised))
     found = values(layer, *size)
     torch.testing.assert_close(found, torch.ones_like(found), rtol=0, atol=1e-12)
-    assert found.max() <= claim_of(layer).constant + 1e-14  # of the singular values' own rounding
+    assert found.max() <= bound_by_construction(layer).constant + 1e-14  # of the singular values' own rounding
 
 
 def test_same_zero_padding_is_not_isometric_but_sound():
     layer = randomised(bcop.bcop(nn.Conv2d(4, 4, 3, padding=1, **DOUBLE), steps=60))
     found = values(layer, 6, 6)
-    assert found.max() <= claim_of(layer).constant
+    assert found.max() <= bound_by_construction(layer).constant
     assert found.min() < 0.5
 
 
@@ -104,11 +104,11 @@ def test_aoc_is_two_convolutions():
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("verb", [bcop.bcop, aoc.aoc])
-def test_starts_as_one_matrix_in_the_middle(verb):
+@pytest.mark.parametrize("apply", [bcop.bcop, aoc.aoc])
+def test_starts_as_one_matrix_in_the_middle(apply):
     layer = nn.Conv2d(5, 5, (3, 5), padding=(1, 2), **DOUBLE)
     U, _, Vh = torch.linalg.svd(layer.weight.detach().sum((2, 3)))
-    verb(layer)
+    apply(layer)
     expected = torch.zeros_like(layer.weight)
     expected[:, :, 1, 2] = U @ Vh
     torch.testing.assert_close(layer.weight, expected, rtol=0, atol=1e-12)
@@ -133,14 +133,14 @@ def test_strided_layers_keep_an_orthogonal_weight_in_their_middle(size):
 def test_refusals_of_block_kernels():
     with pytest.raises(UnsupportedLayer, match=r"multiple of the stride, got kernel size \(3, 3\).*use aoc"):
         bcop.bcop(nn.Conv2d(4, 4, 3, stride=2))
-    for verb in (bcop.bcop, aoc.aoc):
+    for apply in (bcop.bcop, aoc.aoc):
         with pytest.raises(UnsupportedLayer, match="expected at least 2 channels"):
-            verb(nn.Conv2d(1, 1, 3))
+            apply(nn.Conv2d(1, 1, 3))
         with pytest.raises(UnsupportedLayer, match="at least 2 channels"):
-            verb(nn.Conv2d(4, 4, 3, groups=4))
+            apply(nn.Conv2d(4, 4, 3, groups=4))
         with pytest.raises(UnsupportedLayer, match="zero or circular padding"):
-            verb(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
-        verb(nn.Conv2d(1, 1, 1))
+            apply(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
+        apply(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="expected a weight of shape"):
         find_parametrization(bcop.bcop(nn.Conv2d(4, 4, 3))).right_inverse(torch.zeros(4, 4))
 

@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from onelip.methods.fourier.inverse import inverse
+from onelip.methods.fourier.matrix_functions import inverse
 
 # In a process of its own: the number of threads, once set, changes the libraries for good.
 RESIDUAL = """
 import sys, torch
-from onelip.methods.fourier.inverse import inverse
+from onelip.methods.fourier.matrix_functions import inverse
 torch.set_num_threads(2)
 torch.manual_seed(0)
 eye = torch.eye(192, dtype=torch.complex64)

@@ -1,21 +1,4 @@
-"""The exponential of skew-Hermitian matrices: as few products as are known, and a derivative by hand.
-
-The polynomial of degree 18 is exp's own Taylor polynomial, made with five products in all by P. Bader, S. Blanes, F.
-Casas, "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation", Mathematics 7 (2019). From
-the powers A, A^2, A^3, A^6 five combinations B_1 .. B_5 are taken, then
-
-    C = B_4 + B_1 B_5,    T = B_2 + (B_3 + C) C.
-
-Up to ||A|| = 3 what is left out, 3^19 / 19!, is below the rounding of float32, up to 1 below that of float64. Larger
-matrices are halved first, and the result is squared as often. The norm is bounded by ||A^6||_F^(1/6), from powers that
-are there anyway; it is close: 1.2 to 1.4 times the norm of Gaussian matrices, where sums of rows are ten times as much.
-
-Note [Derivative]
-    Only the skew-Hermitian part of the gradient at A matters, and of the gradients at A^2 and A^6 the Hermitian part,
-    at A^3 the skew one. For Hermitian H and skew A, H A* + A* H = -(A H - (A H)*): one product in place of two. So
-    there are eight products backward, where automatic differentiation has ten, and torch.matrix_exp those for a matrix
-    of twice the size.
-"""
+"""Functions of batches of matrices: the inverse, and the exponential of skew-Hermitian matrices."""
 
 import math
 from typing import Any
@@ -26,7 +9,46 @@ from torch import Tensor
 from onelip.core.precision import full_precision
 from onelip.core.tracing import is_traced
 
-# For B_1 .. B_5: what multiplies A, A^2, A^3, A^6, and I.
+# torch (2.13 and others; pytorch issues 141358, 142815) factorises the matrices of a batch in several threads after
+# `torch.set_num_threads(n)`, n > 1. With MKL this is not safe: from about 150 rows on inverses are wrong by tens of per
+# cent, mostly without an error. One matrix after the other is correct. Wrong results were seen from 151 rows on.
+_SAFE_ROWS = 64
+
+
+def inverse(A: Tensor) -> Tensor:
+    """Return the inverse of each matrix of A (b, n, n), correct for any number of threads.
+
+    Singular matrices give the result of `torch.linalg.inv_ex`. Compiled programs use torch's batched inverse, which is
+    correct as long as the number of threads is not set.
+
+    Examples:
+        >>> inverse(torch.tensor([[[2.0, 0.0], [0.0, 4.0]]])).tolist()
+        [[[0.5, 0.0], [0.0, 0.25]]]
+    """
+    if torch.compiler.is_compiling() or A.device.type != "cpu" or len(A) <= 1 or A.shape[-1] <= _SAFE_ROWS:
+        return torch.linalg.inv_ex(A).inverse
+    if is_traced(A):
+        return torch.stack([torch.linalg.inv_ex(matrix).inverse for matrix in A])
+    return torch.linalg.inv_ex(A).inverse if torch.get_num_threads() == 1 else _OneByOne.apply(A)
+
+
+class _OneByOne(torch.autograd.Function):
+    """Invert one matrix after the other; the derivative of all of them takes two batched products."""
+
+    @staticmethod
+    def forward(ctx: Any, A: Tensor) -> Tensor:
+        X = torch.stack([torch.linalg.inv_ex(matrix).inverse for matrix in A])
+        ctx.save_for_backward(X)
+        return X
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (X,) = ctx.saved_tensors
+        with full_precision(X.device):
+            return -(X.mH @ gradients[0] @ X.mH)
+
+
+# Coefficients of A, A^2, A^3, A^6 in B_1 .. B_5, and those of I.
 _POWERS = (
     (-0.10036558103014462001, -0.00802924648241156960, -0.00089213849804572995, 0.0),
     (0.39784974949964507614, 1.36783778460411719922, 0.49828962252538267755, -0.00063789819459472330),
@@ -39,9 +61,20 @@ _LARGEST = {torch.float32: 3.0, torch.float64: 1.0}
 
 
 def skew_exponential(S: Tensor) -> Tensor:
-    """exp(S) for skew-Hermitian matrices (b, n, n) of norm below 1000, real or complex, to their type's precision.
+    r"""Return $\exp(S)$ for skew-Hermitian matrices (b, n, n), to the precision of their type.
 
-    Compilers and the transforms of torch.func meet torch.matrix_exp: how often to halve depends on the values.
+    $\exp$ is approximated by its Taylor polynomial of degree 18, with five products (P. Bader, S. Blanes, F. Casas,
+    "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation", Mathematics 7, 2019): from the
+    powers $A, A^2, A^3, A^6$ five linear combinations $B_1 \ldots B_5$ are formed, then $C = B_4 + B_1 B_5$ and
+    $T = B_2 + (B_3 + C) C$. For $\|A\| \le 3$ the remainder $3^{19}/19!$ is below the rounding of float32, for
+    $\|A\| \le 1$ below that of float64. Larger matrices are halved first, and the result is squared as often. The norm
+    is bounded by $\|A^6\|_F^{1/6}$, which is 1.2 to 1.4 times the norm of Gaussian matrices.
+
+    Compilers and the transforms of torch.func get `torch.matrix_exp`, because the number of halvings depends on the
+    values.
+
+    Args:
+        S: real or complex, of norm below 1000.
 
     Examples:
         >>> Q = skew_exponential(torch.tensor([[[0.0, 1.0], [-1.0, 0.0]]]))
@@ -54,7 +87,11 @@ def skew_exponential(S: Tensor) -> Tensor:
 
 
 class _SkewExponential(torch.autograd.Function):
-    """See the head of this file."""
+    """Note [Derivative]: only the skew-Hermitian part of the gradient at A matters, of the gradients at A^2 and A^6 the
+    Hermitian part, at A^3 the skew one. For Hermitian H and skew A, H A* + A* H = -(A H - (A H)*): one product instead
+    of two. So the backward pass has eight products, where automatic differentiation has ten, and torch.matrix_exp needs
+    those of a matrix of twice the size.
+    """
 
     @staticmethod
     def forward(ctx: Any, S: Tensor) -> Tensor:
@@ -81,14 +118,14 @@ class _SkewExponential(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         S, *saved = ctx.saved_tensors
         with full_precision(S.device):
-            if torch.is_grad_enabled():  # it is to be differentiated again
+            if torch.is_grad_enabled():  # for second derivatives
                 return torch.autograd.grad(torch.matrix_exp(S), S, gradients, create_graph=True)[0]
             return _gradient(gradients[0], *saved)
 
 
 def _gradient(G: Tensor, powers: Tensor, C: Tensor, *roots: Tensor) -> Tensor:
-    """By S, if G is by exp(S): the derivative of each product, last ones first."""
-    B = _parts(powers)  # cheaper to make again than to keep
+    """Return the gradient at S for the gradient G at exp(S): the derivative of each product, in reverse order."""
+    B = _parts(powers)  # cheaper to recompute than to keep
     for Q in reversed(roots):
         G = torch.baddbmm(torch.bmm(Q.mH, G), G, Q.mH)
     to_3 = torch.bmm(G, C.mH)
@@ -104,7 +141,7 @@ def _gradient(G: Tensor, powers: Tensor, C: Tensor, *roots: Tensor) -> Tensor:
 
 
 def _parts(powers: Tensor) -> Tensor:
-    """B_1 .. B_5 of the powers (4, b, n, n): (5, b, n, n)."""
+    """Return B_1 .. B_5 (5, b, n, n) for the powers (4, b, n, n)."""
     B = _combined(_POWERS, powers)
     for part, unit in zip(B, _UNIT, strict=True):
         if unit:
@@ -113,7 +150,7 @@ def _parts(powers: Tensor) -> Tensor:
 
 
 def _combined(factors: tuple[tuple[float, ...], ...], parts: Tensor) -> Tensor:
-    """Sums of the parts (m, b, n, n), each with its factors: (len(factors), b, n, n), in one pass over them."""
+    """Return linear combinations (len(factors), b, n, n) of the parts (m, b, n, n), in one pass over memory."""
     real = torch.view_as_real(parts) if parts.is_complex() else parts
     table = torch.tensor(factors, dtype=torch.float64).to(real)
     sums = (table @ real.reshape(len(parts), -1)).reshape(len(factors), *real.shape[1:])
@@ -121,11 +158,8 @@ def _combined(factors: tuple[tuple[float, ...], ...], parts: Tensor) -> Tensor:
 
 
 def _halvings(A6: Tensor) -> int:
-    """How often to halve A so that ||A^6||_F^(1/6) is at most what the polynomial is made for.
-
-    What is not finite needs none: it stays what it is.
-    """
-    real = torch.view_as_real(A6) if A6.is_complex() else A6  # torch is slow with norms of complex numbers
+    """Return how often to halve A until ||A^6||_F^(1/6) is in the range of the polynomial; 0 if A is not finite."""
+    real = torch.view_as_real(A6) if A6.is_complex() else A6  # norms of complex tensors are slow in torch
     sums = real.flatten(1).square().sum(1)
     bound = float(torch.where(sums.isfinite(), sums, 0.0).max()) ** (1 / 12) if len(A6) else 0.0
     return max(0, math.ceil(math.log2(bound / _LARGEST[real.dtype]))) if bound > 0 else 0

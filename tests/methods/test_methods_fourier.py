@@ -1,4 +1,4 @@
-"""Cayley, LOT, BRO, ECO: orthogonal at every frequency, against brute force; and the traps of other implementations."""
+"""Cayley, LOT, BRO, ECO: orthogonal at every frequency, against brute force; known mistakes of other libraries."""
 
 import copy
 import math
@@ -166,8 +166,8 @@ def test_bro_is_the_published_formula():
 
 @pytest.mark.parametrize("mode", ["circular", "zeros"])
 def test_bro_and_lot_with_either_padding(mode):
-    for verb in (bro.bro, lot.lot):
-        layer = verb(nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode, **DOUBLE), input_size=(4, 3)).eval()
+    for apply in (bro.bro, lot.lot):
+        layer = apply(nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode, **DOUBLE), input_size=(4, 3)).eval()
         found = values(layer, 4, 4, 3)
         assert float(found.max()) <= layer.lipschitz_constant
         assert float(found.mean()) > (0.98 if mode == "circular" else 0.6)
@@ -200,7 +200,7 @@ def test_derivatives_of_the_reflection(dtype, relative):
 @pytest.mark.parametrize("relative", [1e-7, 1e-5])
 @pytest.mark.parametrize("noise", [0.0, 1e-3, 1.0])
 def test_bro_in_float32_is_what_it_is_in_float64(relative, noise):
-    """Nearly dependent columns: float32 would be wrong by tens of per cent, without a sign."""
+    """Nearly dependent columns: float32 would be wrong by tens of per cent, without an error."""
     V = low_rank(128, 64, noise).requires_grad_()
     exact = V.detach().double().requires_grad_()
     W, wanted = bro._Reflection.apply(V, relative), bro._reflected(exact, relative)[0]
@@ -361,7 +361,7 @@ def test_autocast_leaves_the_transforms_alone(method):
 @pytest.mark.parametrize(
     ("layer", "options", "words"),
     [
-        (lambda: circular(2, 2, 3), {}, "expected the size of the images"),
+        (lambda: circular(2, 2, 3), {}, "needs the input size"),
         (lambda: circular(2, 2, 3, groups=2), {"input_size": 4}, "groups=1"),
         (lambda: nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular", stride=2), {"input_size": 4}, "Concatenation"),
         (lambda: nn.Conv2d(2, 2, 3, padding_mode="circular"), {"input_size": 4}, "keeps the size"),
@@ -376,5 +376,5 @@ def test_refusals(method, layer, options, words):
 def test_cayley_refuses_zero_padding_and_wrong_sizes():
     with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
         cayley.cayley(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
-    with pytest.raises(ValueError, match="positive number or 2 of them"):
+    with pytest.raises(ValueError, match="input_size to be one integer or 2"):
         cayley.cayley(circular(2, 2, 3), input_size=(4, 0))
