@@ -408,3 +408,9 @@ def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
 
 def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
+
+
+def test_a_class_that_overrides_forward_states_its_constant():
+    """Otherwise it counts as changed: no constant in the summary, no single node in a proof."""
+    model = nn.Sequential(onelip.nn.PadChannels(4), onelip.nn.FirstChannels(2))
+    assert onelip.summary(model).constant == 1.0
