@@ -150,7 +150,7 @@ def test_hooks_stay_where_they_are():
 def test_features_that_are_not_channels():
     """BatchNorm1d after a Linear layer of tokens (batch, tokens, features) is over tokens: refused, never mixed up."""
     model = trained(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 4, 4)
-    with pytest.raises(ValueError, match=r"expected an input of 2 axes.*fold=False"):
+    with pytest.raises(ValueError, match=r"expected an input with 2 axes.*fold=False"):
         onelip.bake(model)(torch.rand(2, 4, 4).double())
     x = torch.rand(2, 4, 4).double()
     assert torch.equal(onelip.bake(model, fold=False)(x), model(x))

@@ -216,8 +216,8 @@ CHANGING = {
     "global iterator": (next_global, {}, "NUMBERS"),
     "closure": (counts_in_closure(), {}, "closure calls"),
     "default argument": (counts_in_default, {}, "work"),
-    "Python's random numbers": (lambda self: random.random(), {}, "random numbers of Python"),
-    "NumPy's random numbers": (lambda self: np.random.rand(), {}, "random numbers of NumPy"),  # noqa: NPY002
+    "Python's random numbers": (lambda self: random.random(), {}, "random state of Python"),
+    "NumPy's random numbers": (lambda self: np.random.rand(), {}, "random state of NumPy"),  # noqa: NPY002
 }
 
 

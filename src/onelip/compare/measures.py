@@ -46,7 +46,7 @@ def measure(
         memory: whether to measure memory at all.
         say: called with a line of text before each measure.
     """
-    fast = bake(model, forms=False)  # as one would predict; `plain` is what can be certified
+    fast = bake(model, expand=False)  # as one would predict; `plain` is what can be certified
     say("measuring the training step")
     found = {"step": _or_why(lambda: step_times(recipe, plain_twin, data))}
     say("measuring prediction")

@@ -188,7 +188,7 @@ class _Norm:
         if self.is_linear:  # `vouch` is silent where its forward is another one
             self.stored = replace(case, dtype=torch.float64, bias=False).build()
         else:
-            self.stored = bake(layer, forms=False).double()
+            self.stored = bake(layer, expand=False).double()
 
     def check(self, state: str) -> None:
         """Compare with the parameters that the layer has now."""
