@@ -163,7 +163,9 @@ def test_a_map_that_was_registered_by_others_is_left_to_torch():
 def test_several_tensors_behind_the_weight_are_refused_before_anything_changes(method):
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
     keys = list(layer.state_dict())
-    with pytest.raises(onelip.UnsupportedLayer, match=r"got 2 parameters of WeightNorm; call .*remove_parametrizations"):
+    with pytest.raises(
+        onelip.UnsupportedLayer, match=r"got 2 parameters of WeightNorm; call .*remove_parametrizations"
+    ):
         get_method(method).apply(layer)
     assert list(layer.state_dict()) == keys
     assert len(layer.parametrizations.weight) == 1

@@ -16,7 +16,9 @@ def first_line(thing: object) -> str:
 
 
 def arguments_in(thing: Callable[..., object]) -> dict[str, str]:
-    """Return the descriptions in the `Args` section of a docstring, by argument name.
+    r"""Return the descriptions in the `Args` section of a docstring, by argument name.
+
+    Symbols in LaTeX become words: `$\lambda$` is returned as "lambda".
 
     Args:
         thing: function or class with the docstring.
@@ -28,4 +30,4 @@ def arguments_in(thing: Callable[..., object]) -> dict[str, str]:
     _, _, section = (inspect.getdoc(thing) or "").partition("\nArgs:\n")
     lines = re.split(r"\n(?! )", section)[0]  # until the next section
     found = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", lines, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    return {name: re.sub(r"\$\\?(\w+)\$", r"\1", " ".join(text.split())) for name, text in found}

@@ -1,4 +1,4 @@
-"""Cross-entropy that asks for a margin: the loss of the paper; and the base class of the losses here."""
+"""Base class of the losses, and the offset cross-entropy of the paper."""
 
 import math
 from typing import Literal
@@ -12,17 +12,17 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class Loss(nn.Module):
-    """Base class: `forward(scores, labels, ...)` computes a value for each image and ends with `self.reduce`.
+    """Base class of losses: `forward(scores, labels, ...)` computes a value per image and returns `self.reduce` of it.
 
-    Besides scores and labels, `forward` names those of the keyword arguments `model`, `images` and `progress` that it
-    needs; see `onelip.losses`.
+    Besides scores and labels, `forward` declares the keyword arguments `model`, `images` and `progress` that it needs;
+    see `onelip.losses`.
 
     Args:
         reduction: "mean" over the batch, "sum", or "none" for one value per image.
 
     Attributes:
-        certificate: what the loss makes large: radii from the "constant" of the network, or from the constants of all
-            "pairs" of classes. Evaluation then reports the same.
+        certificate: the kind of radius that the loss increases, which evaluation then reports: from the "constant" of
+            the network, or from the constants of all "pairs" of classes.
         needs_input_gradient: whether the images must require a gradient when the network is run.
     """
 
@@ -36,7 +36,7 @@ class Loss(nn.Module):
         self.reduction: Reduction = reduction
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Values of the images (N), reduced as `reduction` says."""
+        """Reduce the values of the images (N) by `reduction`."""
         if self.reduction == "none":
             return values
         return values.mean() if self.reduction == "mean" else values.sum()
@@ -44,7 +44,7 @@ class Loss(nn.Module):
 
 @register_loss("offset-cross-entropy")
 class OffsetCrossEntropy(Loss):
-    r"""Cross-entropy with an offset and a temperature; the defaults are those of the paper.
+    r"""Cross-entropy with an offset and a temperature. The defaults are those of the paper.
 
     $$ \mathcal L(s, y) = t \cdot \mathrm{crossentropy}\bigl(y, \mathrm{softmax}((s - u\,y) / t)\bigr) $$
 
@@ -54,12 +54,14 @@ class OffsetCrossEntropy(Loss):
     factor $t$ keeps it from growing as $t$ shrinks.
 
     Args:
-        offset: u, subtracted from the score of the right class; 0 for none.
-        temperature: t, positive.
+        offset: $u$, subtracted from the score of the right class; 0 for none.
+        temperature: $t$, positive.
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        scores (N, classes), labels (N) int64; returns a number, or (N) with reduction="none".
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
         >>> import torch
@@ -78,7 +80,7 @@ class OffsetCrossEntropy(Loss):
         self.temperature = float(temperature)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Computed in at least float32, also under autocast."""
+        """Return the loss, computed in at least float32, also under autocast."""
         if scores.dim() != 2 or labels.shape != scores.shape[:1]:
             raise ValueError(
                 f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
@@ -93,5 +95,5 @@ class OffsetCrossEntropy(Loss):
 
 
 def widened(scores: Tensor) -> Tensor:
-    """Scores in at least float32: those of a forward pass under autocast are narrower."""
+    """Return scores in at least float32; scores computed under autocast may be in half precision."""
     return scores if scores.dtype.itemsize >= 4 else scores.float()
