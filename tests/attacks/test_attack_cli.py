@@ -90,7 +90,7 @@ def test_certificate_file(trained, capsys, tmp_path):
     part = [*flags, "--start", "5", "--limit", "7"]  # without the lie
     assert run(part) == 0
     assert json.loads(capsys.readouterr().out)["attacked"] == 7
-    with pytest.raises(RuntimeError, match="first 13 images in order, got 12; give --limit 7"):
+    with pytest.raises(RuntimeError, match="first 13 images in order, got 12; use --limit 7"):
         run([*part, "--limit", "8"])
     with pytest.raises(ValueError, match="--start below the number of images"):
         run([*part, "--start", "100000"])

@@ -153,7 +153,7 @@ def test_a_zip_that_lies_about_its_sizes_gives_no_more_than_it_says(tmp_path):
 def test_a_zip_with_a_member_twice_or_cut_is_refused(tmp_path):
     path = tmp_path / "twice.npz"
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile warns of what is meant here
+        warnings.simplefilter("ignore")  # zipfile warns about the duplicate, which is intended
         archive.writestr("images.npy", b"1")
         archive.writestr("images.npy", b"2")
     with pytest.raises(DataError, match="a member is duplicated"):

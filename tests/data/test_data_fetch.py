@@ -1,4 +1,4 @@
-"""Fetching from a local server: whole, resumed, refused; with Range or not, cut short, wrong, too large, no room."""
+"""Downloads from a local server: complete, resumed, without ranges, truncated, wrong, too large, full disk."""
 
 import errno
 import hashlib
@@ -23,11 +23,11 @@ NAME = "cifar-10-binary.tar.gz"
 
 @dataclass
 class Server:
-    """What the server has, how it behaves, and what it was asked for."""
+    """Content and behaviour of the server, and the requests it received."""
 
     files: dict[str, bytes]
     ranges: bool = True
-    cut_after: int | None = None  # close the connection after so many bytes of an answer
+    cut_after: int | None = None  # close the connection after this number of bytes of a response
     length: bool = True
     wrong_range: bool = False
     url: str = ""

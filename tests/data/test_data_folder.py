@@ -1,4 +1,4 @@
-"""Your own data as folders of images; every problem is reported."""
+"""User data as folders of images; every problem is reported."""
 
 import builtins
 import struct

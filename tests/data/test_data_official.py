@@ -1,4 +1,4 @@
-"""Digits, MNIST, Fashion-MNIST, CIFAR: every official format, verified, and wrong files named."""
+"""Digits, MNIST, Fashion-MNIST, CIFAR: every official format is read and verified, and wrong files are reported."""
 
 import gzip
 import hashlib

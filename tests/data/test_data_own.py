@@ -1,4 +1,4 @@
-"""Your own data as .npz arrays, and ImageData itself; every problem is reported."""
+"""User data as .npz arrays, and ImageData itself; every problem is reported."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def test_other_paths_are_refused(tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
     with pytest.raises(DataError, match=r"data.csv: expected an .npz file or one of cifar-10-binary.tar.gz"):
         load_data(tmp_path / "data.csv")
-    with pytest.raises(DataError, match="expected a subfolder for each of at least two classes.*got no subfolders"):
+    with pytest.raises(DataError, match=r"expected a subfolder for each of at least two classes.*got no subfolders"):
         load_data(tmp_path)
 
 

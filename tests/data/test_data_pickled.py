@@ -1,4 +1,4 @@
-"""CIFAR's python batches: read, never executed, and nothing but the authors' content accepted."""
+"""CIFAR's python batches are read but never executed, and only the official content is accepted."""
 
 import contextlib
 import pickle

@@ -1,4 +1,4 @@
-"""Models by name: spellings, options, own models and methods, and what is refused."""
+"""Models by name: spellings, options, custom models, methods, and errors."""
 
 import dataclasses
 import pickle
