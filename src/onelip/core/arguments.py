@@ -1,7 +1,7 @@
 """Argument checks whose messages state the expected and the actual value."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -57,6 +57,19 @@ def per_axis(name: str, value: int | Sequence[int], axes: int, minimum: int = 1)
     if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < minimum for n in sizes):
         raise ValueError(f"expected {name} to be 1 or {axes} integers, each at least {minimum}, got {value!r}")
     return sizes
+
+
+def check_name_free(name: str, new: Callable[..., object], registered: Mapping[str, Callable[..., object]]) -> None:
+    """Check that no other function or class is registered under a name.
+
+    The same one may be registered again: a notebook cell is run twice, or a module is reloaded.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    known = registered.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
+        raise ValueError(f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -1,12 +1,12 @@
 """`onelip.data.load_data`: load a data set by name, or your own data by path."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from onelip.core.arguments import did_you_mean
 from onelip.data.errors import ChecksumError, DataError, DataNotFound, UnknownData
 from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
 from onelip.data.image_data import ImageData, image_data_from_arrays
@@ -63,11 +63,9 @@ def load_data(
     path = Path(name_or_path).expanduser()
     if path.exists():
         return _load_path(path, digests)
-    names = list_data()
-    near = difflib.get_close_matches(str(name_or_path).lower(), names, n=1)
+    names, given = list_data(), str(name_or_path)
     raise UnknownData(
-        f"{str(name_or_path)!r} is neither one of {', '.join(names)} nor an existing file or folder"
-        f"{f'; did you mean {near[0]!r}?' if near else ''}"
+        f"{given!r} is neither one of {', '.join(names)} nor an existing file or folder{did_you_mean(given, names)}"
     )
 
 

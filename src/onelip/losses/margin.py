@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onelip.core.arguments import check_number
 from onelip.losses.chain import PairConstants, estimated_constant
-from onelip.losses.offset import Loss, OffsetCrossEntropy, Reduction, widened
+from onelip.losses.offset import Loss, OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss
 
 _LARGEST = 1e30  # larger values overflow the scores
@@ -268,7 +268,7 @@ def emma_scores(scores: Tensor, labels: Tensor, reach: Tensor, floor: float = 0.
 
 
 @register_loss("certificate-regularisation")
-class CertificateRegularisation(Loss):
+class CertificateRegularisation(OffsetLoss):
     r"""CR, certificate regularisation: the offset cross-entropy minus $\gamma \max(0, R)$.
 
     $R$ is the certified radius of the right class,
@@ -296,8 +296,9 @@ class CertificateRegularisation(Loss):
         - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
+        >>> import onelip
         >>> scores, model = torch.tensor([[2.0, 0.0]]), nn.Sequential(nn.Identity())
-        >>> loss, plain = CertificateRegularisation(gamma=0.5), OffsetCrossEntropy()
+        >>> loss, plain = CertificateRegularisation(gamma=0.5), onelip.OffsetCrossEntropy()
         >>> labels = torch.tensor([0])
         >>> loss(scores, labels, model=model, images=scores) - plain(scores, labels)  # -0.5 * 2 / sqrt(2)
         tensor(-0.7071)
@@ -311,8 +312,7 @@ class CertificateRegularisation(Loss):
         temperature: float = 0.25,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(reduction)
-        self.base = OffsetCrossEntropy(offset, temperature, reduction="none")
+        super().__init__(offset, temperature, reduction)
         self.gamma = check_number("gamma", gamma, 0, _LARGEST)
         self.per_pair = bool(per_pair)
         self.certificate = "pairs" if per_pair else "constant"
@@ -334,4 +334,4 @@ class CertificateRegularisation(Loss):
     def forward(self, scores: Tensor, labels: Tensor, *, model: nn.Module, images: Tensor) -> Tensor:
         scores = widened(scores)
         radius = self.radius(scores, labels, model=model, images=images)
-        return self.reduce(self.base(scores, labels) - self.gamma * radius.clamp(min=0))
+        return self.reduce(self.offset_cross_entropy(scores, labels) - self.gamma * radius.clamp(min=0))

@@ -42,8 +42,41 @@ class Loss(nn.Module):
         return values.mean() if self.reduction == "mean" else values.sum()
 
 
+class OffsetLoss(Loss):
+    """Base class of losses that add a term to the offset cross-entropy; see `OffsetCrossEntropy`.
+
+    Args:
+        offset: subtracted from the score of the right class; 0 for none.
+        temperature: positive.
+        reduction: "mean" over the batch, "sum", or "none".
+    """
+
+    def __init__(self, offset: float = math.sqrt(2), temperature: float = 0.25, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction)
+        if not math.isfinite(offset):
+            raise ValueError(f"expected a finite offset, got {offset!r}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"expected a positive temperature, got {temperature!r}")
+        self.offset = float(offset)
+        self.temperature = float(temperature)
+
+    def offset_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""
+        if scores.dim() != 2 or labels.shape != scores.shape[:1]:
+            raise ValueError(
+                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
+            )
+        scores = widened(scores)
+        one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)
+        shifted = (scores - self.offset * one_hot) / self.temperature
+        return self.temperature * F.cross_entropy(shifted, labels, reduction="none")
+
+    def extra_repr(self) -> str:
+        return f"offset={self.offset:g}, temperature={self.temperature:g}, reduction={self.reduction!r}"
+
+
 @register_loss("offset-cross-entropy")
-class OffsetCrossEntropy(Loss):
+class OffsetCrossEntropy(OffsetLoss):
     r"""Cross-entropy with an offset and a temperature. The defaults are those of the paper.
 
     $$ \mathcal L(s, y) = t \cdot \mathrm{crossentropy}\bigl(y, \mathrm{softmax}((s - u\,y) / t)\bigr) $$
@@ -70,28 +103,8 @@ class OffsetCrossEntropy(Loss):
         0.0229
     """
 
-    def __init__(self, offset: float = math.sqrt(2), temperature: float = 0.25, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction)
-        if not math.isfinite(offset):
-            raise ValueError(f"expected a finite offset, got {offset!r}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"expected a positive temperature, got {temperature!r}")
-        self.offset = float(offset)
-        self.temperature = float(temperature)
-
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss, computed in at least float32, also under autocast."""
-        if scores.dim() != 2 or labels.shape != scores.shape[:1]:
-            raise ValueError(
-                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
-            )
-        scores = widened(scores)
-        one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)
-        shifted = (scores - self.offset * one_hot) / self.temperature
-        return self.reduce(self.temperature * F.cross_entropy(shifted, labels, reduction="none"))
-
-    def extra_repr(self) -> str:
-        return f"offset={self.offset:g}, temperature={self.temperature:g}, reduction={self.reduction!r}"
+        return self.reduce(self.offset_cross_entropy(scores, labels))
 
 
 def widened(scores: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from onelip.core.arguments import check_number
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.gram.correlation import self_correlation
-from onelip.losses.offset import Loss, OffsetCrossEntropy, Reduction, widened
+from onelip.losses.offset import OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss
 
 _LARGEST = 1e30  # larger values overflow the loss
 
 
 @register_loss("ocnn")
-class OrthogonalityLoss(Loss):
+class OrthogonalityLoss(OffsetLoss):
     r"""OCNN, orthogonal convolutional networks: the offset cross-entropy plus `orthogonality_penalty`.
 
     Citation: Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "Orthogonal Convolutional Neural Networks",
@@ -47,14 +47,13 @@ class OrthogonalityLoss(Loss):
         temperature: float = 0.25,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(reduction)
-        self.base = OffsetCrossEntropy(offset, temperature, reduction="none")
+        super().__init__(offset, temperature, reduction)
         self.weight = check_number("weight", weight, 0, _LARGEST)
         self.skip_first = bool(skip_first)
 
     def forward(self, scores: Tensor, labels: Tensor, *, model: nn.Module) -> Tensor:
         penalty = orthogonality_penalty(model, weight=self.weight, skip_first=self.skip_first)
-        return self.reduce(self.base(scores, labels) + penalty)
+        return self.reduce(self.offset_cross_entropy(scores, labels) + penalty)
 
 
 def orthogonality_penalty(model: nn.Module, *, weight: float = 0.1, skip_first: bool = False) -> Tensor:
@@ -111,7 +110,7 @@ def orthogonality_residual(module: nn.Module) -> Tensor:
 
 
 @register_loss("gradient-penalty")
-class GradientPenaltyLoss(Loss):
+class GradientPenaltyLoss(OffsetLoss):
     r"""The offset cross-entropy plus the gradient penalty of WGAN-GP for a classifier.
 
     The penalty is $\lambda (|\nabla_x m| - 1)^2$, or one-sided $\lambda \max(0, |\nabla_x m| - 1)^2$, at the training
@@ -149,8 +148,7 @@ class GradientPenaltyLoss(Loss):
         temperature: float = 0.25,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(reduction)
-        self.base = OffsetCrossEntropy(offset, temperature, reduction="none")
+        super().__init__(offset, temperature, reduction)
         self.weight = check_number("weight", weight, 0, _LARGEST)
         self.one_sided = bool(one_sided)
 
@@ -162,7 +160,7 @@ class GradientPenaltyLoss(Loss):
         margin = scores.gather(1, right)[:, 0] - others.amax(1)
         (gradient,) = torch.autograd.grad(margin.sum() / math.sqrt(2), images, create_graph=True)
         penalty = self.weight * _excess(gradient, one_sided=self.one_sided)
-        return self.reduce(self.base(scores, labels) + penalty)
+        return self.reduce(self.offset_cross_entropy(scores, labels) + penalty)
 
 
 def gradient_penalty(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_name_free, did_you_mean
 
 _LOSSES: dict[str, Callable[..., Any]] = {}
 
@@ -41,12 +41,7 @@ def register_loss(name: str) -> Callable[[Registered], Registered]:
     """
 
     def register(loss: Registered) -> Registered:
-        known = _LOSSES.get(name)
-        # The same function again: a notebook cell that is run twice, or a module that is reloaded.
-        if known is not None and (known.__module__, known.__qualname__) != (loss.__module__, loss.__qualname__):
-            raise ValueError(
-                f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name"
-            )
+        check_name_free(name, loss, _LOSSES)
         _LOSSES[name] = loss
         return loss
 

@@ -1,6 +1,5 @@
 """Registry of models, as in timm: `create_model`, `list_models`, `register_model`."""
 
-import difflib
 import fnmatch
 import inspect
 import re
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from onelip.core.arguments import check_name_free, did_you_mean
 from onelip.core.docstrings import arguments_in, first_line
 from onelip.models.chain import ImageSize, height_and_width
 
@@ -42,12 +42,7 @@ def register_model(builder: Builder) -> Builder:
         ValueError: if another function is registered under this name.
     """
     name = _spelled(builder.__name__)
-    known = _MODELS.get(name)
-    # The same function again: a notebook cell that is run twice, or a module that is reloaded.
-    if known is not None and (known.__module__, known.__qualname__) != (builder.__module__, builder.__qualname__):
-        raise ValueError(
-            f"the model name {name!r} is taken by {known.__module__}.{known.__qualname__}; rename the function"
-        )
+    check_name_free(name, builder, _MODELS)
     _MODELS[name] = builder
     return builder
 
@@ -99,8 +94,7 @@ def create_model(
     """
     builder = _MODELS.get(_spelled(name))
     if builder is None:
-        near = difflib.get_close_matches(_spelled(name), _MODELS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(_spelled(name), _MODELS)
         raise ValueError(f"unknown model {name!r}; known: {', '.join(list_models())}{hint}")
     if method != "default":
         kwargs["method"] = None if method == "none" else method
