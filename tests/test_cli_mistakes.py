@@ -105,7 +105,7 @@ FAILED_JOBS = [
     # The command is right: what it needs is not on this machine, or cannot be used.
     ("train --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
     ("evaluate RUN --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
-    ("train --data FILE", "got a file of another name"),
+    ("train --data FILE", "expected an .npz file or one of"),
     ("train --resume BROKEN", "the file is damaged"),
     ("evaluate BROKEN", "the file is damaged"),
     ("certify RUN --image FILE", "expected an image file"),

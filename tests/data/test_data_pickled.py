@@ -32,7 +32,7 @@ def test_a_pickle_is_never_executed(tmp_path):
         b"cnumpy\ndtype\nJ\xff\xff\xff\x7f\x85R.",
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n\x85R.",
     ]
-    with pytest.raises(data.DataError, match="no CIFAR batch has the instruction GLOBAL os system"):
+    with pytest.raises(data.DataError, match="unexpected instruction GLOBAL os system"):
         read_cifar_pickle(b"\x80\x02" + calls[0], "batch")
     for program in calls:
         with pytest.raises(data.DataError, match="not an official CIFAR batch"):

@@ -97,7 +97,7 @@ def row_sums(m: Any, q: list[int]) -> list[int]:
 
 
 def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], np.ndarray]:
-    """Matrices (groups, rows, columns) of the stride-1 convolution by tap; columns are channels and phases of `side`."""
+    """Matrices (groups, rows, columns) of the stride-1 convolution by tap; columns are channels, phases of `side`."""
     p, taps = layer.phases, {}
     for t in np.ndindex(*weight.shape[3:]):
         tap = tuple(i // n for i, n in zip(t, p, strict=True))
