@@ -51,6 +51,12 @@ def with_foolbox(
 
     Raises:
         ValueError: if foolbox is not installed, the attack is unknown, or the images do not lie in [0, 1].
+
+    Examples:
+        Run the attack of Carlini and Wagner on certified images (not executed here: foolbox is optional):
+
+            found = with_foolbox(model.double(), images, certified.classes, "CarliniWagner", radii=certified.radii)
+            assert not found.broken.any()
     """
     if attack not in FOOLBOX_ATTACKS:
         raise ValueError(f"unknown attack {attack!r}; expected one of {', '.join(FOOLBOX_ATTACKS)}")

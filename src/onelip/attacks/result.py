@@ -33,6 +33,14 @@ class AttackResult:
         squares: exact squared distances; None if no flip was found.
         radii: (N) float64, the attacked claim, or None.
         pixels: the same for uint8 images, as sums of squared pixel differences, or None.
+
+    Examples:
+        >>> import onelip
+        >>> model = torch.nn.Linear(2, 2, bias=False).double().eval()
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> found = onelip.attack(model, torch.tensor([[1.0, 0.0]]), radii=torch.tensor([0.8]))
+        >>> found.broken  # the true radius is 0.707
+        tensor([True])
     """
 
     images: Tensor

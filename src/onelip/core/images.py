@@ -45,6 +45,13 @@ def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
     This is the only scaling of images in the library. Training, evaluation, certification, attacks and export use it.
 
+    Args:
+        images: integer or floating-point images of any shape.
+        dtype: dtype of the result.
+
+    Returns:
+        The images in `dtype`, of the same shape.
+
     Examples:
         >>> to_float(torch.tensor([255, 51], dtype=torch.uint8))
         tensor([1.0000, 0.2000])

@@ -26,6 +26,12 @@ class Batch:
         labels: (n) int64.
         indices: (n), positions in the data set, on its device.
         global_size: number of images in the global batch, over all processes: the divisor of a mean loss.
+
+    Examples:
+        >>> images, labels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3)
+        >>> batch = next(iter(Batches(images, labels, 2)))
+        >>> batch.images.shape, batch.indices
+        (torch.Size([2, 1, 8, 8]), tensor([0, 1]))
     """
 
     images: Tensor

@@ -56,6 +56,11 @@ def fetch(
     Raises:
         FetchError: if a download failed; call again to resume it.
         ChecksumError: if a file is not the official one. It is deleted.
+
+    Examples:
+        Download MNIST to ./downloads (not executed here):
+
+            fetch("mnist", "downloads", progress=lambda name, received, total: print(name, received))
     """
     if name not in OFFICIAL:
         raise DataError(f"cannot fetch {name!r}; expected one of {', '.join(OFFICIAL)}")

@@ -29,6 +29,11 @@ class ImageData:
 
     Raises:
         DataError: if shapes, types or labels are inconsistent, or a class has no training images.
+
+    Examples:
+        >>> images, labels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
+        >>> ImageData("blank", images, labels, images, labels, ("left", "right"))
+        ImageData(blank: 2 + 2 images, 1x8x8, 2 classes)
     """
 
     name: str

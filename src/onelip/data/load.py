@@ -75,6 +75,13 @@ def load_digits() -> ImageData:
     From "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC
     BY 4.0), as in scikit-learn (`sklearn.datasets.load_digits`). Their values 0 to 16 are scaled to 0 to 255. The split
     is fixed: in each class every fifth image is a test image.
+
+    Returns:
+        Training and test images with their labels.
+
+    Examples:
+        >>> load_digits()
+        ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
     """
     if not has_digest(DIGITS_FILE, _DIGITS_DIGEST):
         raise damaged(DIGITS_FILE, "reinstall onelip")

@@ -50,6 +50,13 @@ def load_npz(
 
     Raises:
         DataError: if arrays are missing or have the wrong type or shape.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/own.npz", images=np.zeros((10, 8, 8), np.uint8), labels=np.arange(10) % 2)
+        ...     load_npz(f"{folder}/own.npz")
+        ImageData(own: 8 + 2 images, 1x8x8, 2 classes)
     """
     path = Path(path)
     arrays = read_arrays(path, cap)

@@ -230,6 +230,13 @@ def data_places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     Args:
         root: the only directory to search. Default: $ONELIP_DATA if it is set, then $XDG_CACHE_HOME/onelip/data
             (~/.cache/onelip/data if XDG_CACHE_HOME is not set).
+
+    Returns:
+        The directories; they need not exist.
+
+    Examples:
+        >>> [str(place) for place in data_places("downloads")]
+        ['downloads']
     """
     if root is not None:
         return (Path(root).expanduser(),)
@@ -279,6 +286,13 @@ def data_status(root: str | os.PathLike[str] | None = None) -> list[DataStatus]:
 
     Args:
         root: the only directory to search; see `data_places`.
+
+    Returns:
+        One entry per data set, in the order of `list_data`.
+
+    Examples:
+        >>> [(status.name, status.can_fetch) for status in data_status()][:2]
+        [('digits', False), ('mnist', True)]
     """
     places = data_places(root)
     title = "Handwritten digits, 1442 + 355 grey images 8x8; part of this package"

@@ -123,6 +123,11 @@ def from_pretrained(name: str | Path, *, revision: str | None = None) -> nn.Modu
 
     Raises:
         ExportError: if there is no such directory or repository, or its files are inconsistent.
+
+    Examples:
+        Load a directory written by `save_pretrained`, whose example shows both:
+
+            model = onelip.from_pretrained("exports/net")
     """
     return load_pretrained(name, revision=revision).model
 

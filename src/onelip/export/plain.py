@@ -78,7 +78,16 @@ def load_plain(path: str | Path, model: Model) -> Model:
         The model.
 
     Raises:
-        ExportError: if the file does not fit or is damaged; the model is then unchanged.
+        ExportError: if the file does not match the network or is damaged; the model is then unchanged.
+
+    Examples:
+        >>> import tempfile
+        >>> model = nn.Linear(3, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_plain(model, f"{folder}/net.safetensors")
+        ...     loaded = load_plain(f"{folder}/net.safetensors", nn.Linear(3, 2))
+        >>> torch.equal(loaded.weight, model.weight)
+        True
     """
     model.load_state_dict(read_plain(Path(path), model.state_dict()))
     return model

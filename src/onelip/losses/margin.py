@@ -80,7 +80,15 @@ class LMTLoss(Loss):
 
 
 def lmt_scores(scores: Tensor, labels: Tensor, added: Tensor) -> Tensor:
-    """Add kappa times `added` (N, classes) to the scores of all but the right class; see `LMTLoss`.
+    r"""Add $\kappa$ times `added` to the scores of all but the right class; see `LMTLoss`.
+
+    Args:
+        scores: (N, classes).
+        labels: (N), int64.
+        added: amounts to add, $c K |w_i - w_y|$ (N, classes).
+
+    Returns:
+        The new scores (N, classes).
 
     Examples:
         >>> lmt_scores(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), torch.tensor([[0.0, 1.0]]))
@@ -172,7 +180,14 @@ class GloRoLoss(Loss):
 
 
 def bottom_score(scores: Tensor, reach: Tensor) -> Tensor:
-    """Return the score of the bottom class (N, 1) for scores (N, classes) and reach = epsilon K (classes, classes).
+    r"""Return the score of the bottom class; see `GloRoLoss`.
+
+    Args:
+        scores: (N, classes).
+        reach: $\epsilon K_{ij}$ (classes, classes).
+
+    Returns:
+        $f_\bot$ (N, 1).
 
     Examples:
         >>> bottom_score(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
@@ -253,7 +268,16 @@ class EMMALoss(Loss):
 
 
 def emma_scores(scores: Tensor, labels: Tensor, reach: Tensor, floor: float = 0.01) -> Tensor:
-    """Return f_i + kappa_i reach_i for scores (N, classes) and reach = epsilon K_y (N, classes); see `EMMALoss`.
+    r"""Return $f_i + \kappa_i \epsilon K_{yi}$; see `EMMALoss`.
+
+    Args:
+        scores: $f$ (N, classes).
+        labels: $y$ (N), int64.
+        reach: $\epsilon K_{yi}$ (N, classes).
+        floor: the smallest $\kappa_i$.
+
+    Returns:
+        The new scores (N, classes).
 
     Examples:
         >>> emma_scores(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]), torch.ones(1, 3))

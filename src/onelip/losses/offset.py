@@ -24,6 +24,14 @@ class Loss(nn.Module):
         certificate: the kind of radius that the loss increases, which evaluation then reports: from the "constant" of
             the network, or from the constants of all "pairs" of classes.
         needs_input_gradient: whether the images must require a gradient when the network is run.
+
+    Examples:
+        >>> import torch
+        >>> class Hinge(Loss):
+        ...     def forward(self, scores, labels):
+        ...         return self.reduce(F.multi_margin_loss(scores, labels, reduction="none"))
+        >>> Hinge()(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.)
     """
 
     certificate: Literal["constant", "pairs"] = "constant"

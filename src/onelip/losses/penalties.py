@@ -91,6 +91,9 @@ def orthogonality_residual(module: nn.Module) -> Tensor:
     Args:
         module: a linear layer.
 
+    Returns:
+        The norm, a scalar.
+
     Examples:
         >>> layer = nn.Linear(3, 3)
         >>> _ = nn.init.eye_(layer.weight)

@@ -51,6 +51,9 @@ def register_loss(name: str) -> Callable[[Registered], Registered]:
 def list_losses() -> list[str]:
     """Return the names of all registered losses.
 
+    Returns:
+        The names in alphabetical order.
+
     Examples:
         >>> "emma" in list_losses()
         True
@@ -90,8 +93,18 @@ def create_loss(name: str, **options: Any) -> Callable[..., Tensor]:
 def find_loss(name: str) -> Callable[..., Any]:
     """Return the class or function registered under a name, or imported from "module:callable".
 
+    Args:
+        name: one of `list_losses()`, or "module:callable".
+
+    Returns:
+        The class of the loss, or the function that is the loss.
+
     Raises:
         ValueError: if there is none.
+
+    Examples:
+        >>> find_loss("torch.nn.functional:cross_entropy").__name__
+        'cross_entropy'
     """
     if name in _LOSSES:
         return _LOSSES[name]
@@ -111,6 +124,12 @@ def find_loss(name: str) -> Callable[..., Any]:
 
 def loss_options(name: str) -> dict[str, Any]:
     """Return the options of a loss with their defaults, except those that the training recipe sets.
+
+    Args:
+        name: one of `list_losses()`, or "module:callable".
+
+    Returns:
+        The defaults by the name of the option.
 
     Examples:
         >>> loss_options("certificate-regularisation")

@@ -108,6 +108,9 @@ def list_models(filter: str = "*") -> list[str]:
     Args:
         filter: pattern, such as "aol-*".
 
+    Returns:
+        The names in alphabetical order.
+
     Examples:
         >>> list_models("aol-[sml]*")
         ['aol-large', 'aol-medium', 'aol-small', 'aol-std']
@@ -117,6 +120,12 @@ def list_models(filter: str = "*") -> list[str]:
 
 def model_options(name: str) -> dict[str, Any]:
     """Return the arguments of a model besides num_classes, image_size and in_channels, with their defaults.
+
+    Args:
+        name: one of `list_models()`.
+
+    Returns:
+        The defaults by the name of the argument.
 
     Examples:
         >>> sorted(model_options("aol-small"))
@@ -169,6 +178,12 @@ class ModelDescription:
 
 def describe_model(name: str) -> ModelDescription:
     """Return the description of a model, from the signature and the docstring of its builder.
+
+    Args:
+        name: one of `list_models()`.
+
+    Returns:
+        Title, method, options and layers.
 
     Examples:
         >>> found = describe_model("aol-fc")

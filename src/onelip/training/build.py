@@ -33,8 +33,16 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
         num_classes: number of classes.
         shape: shape of an image (channels, height, width).
 
+    Returns:
+        The network in training mode, on the CPU.
+
     Raises:
         RecipeError: if the model or method is unknown, or an option is invalid.
+
+    Examples:
+        >>> model = build_model(Recipe(model="patchwise-tiny"), 10, (1, 8, 8))
+        >>> model(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
     methods = ["default", "none", *list_methods()]
     for kind, name, known in (("model", recipe.model, list_models()), ("method", recipe.method, methods)):
@@ -142,8 +150,17 @@ def load_run(path: str | Path) -> LoadedRun:
     Args:
         path: the run directory.
 
+    Returns:
+        The network as it was trained, the plain network, and the config.
+
     Raises:
         RunError: if the path contains no run, or its files cannot be used.
+
+    Examples:
+        Prove and certify the network of a run (not executed here):
+
+            run = onelip.load_run("runs/first")
+            certified = onelip.certify(run.plain, images)
     """
     run = RunDirectory(path)
     config = read_config(run)

@@ -13,7 +13,15 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class Display:
-    """Shows steps, epochs and results on a console; `Display(None)` shows nothing."""
+    """Shows steps, epochs and results on a console.
+
+    Args:
+        console: a console of rich; None to show nothing.
+
+    Examples:
+        >>> Display(Console()).print("training on 1442 images")
+        training on 1442 images
+    """
 
     def __init__(self, console: Console | None) -> None:
         self.console = console

@@ -225,6 +225,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
     A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM does not. Under torchrun, a second SIGINT within a few
     seconds does not either: torchrun forwards the SIGINT that a process may also receive from the terminal, so both are
     one request, and the run is saved.
+
+    Examples:
+        >>> with stop_on_signals() as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop.signal_number == signal.SIGTERM
+        True
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals

@@ -35,6 +35,10 @@ class RunDirectory:
 
     Args:
         path: the directory.
+
+    Examples:
+        >>> RunDirectory("runs/first").resume_command
+        'onelip train --resume runs/first'
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -90,6 +94,12 @@ class RunConfig:
 
 def read_config(run: RunDirectory) -> RunConfig:
     """Read and check the config of a run.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        The config.
 
     Raises:
         NoRun: if the directory contains no run.
@@ -182,7 +192,17 @@ def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
 
 
 def read_log(run: RunDirectory) -> list[dict[str, Any]]:
-    """Return the complete lines of the log; an incomplete last line, left by a kill, is dropped."""
+    """Read the log of a run. An incomplete last line, left by a kill, is dropped.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        One dictionary per epoch; an empty list if there is no log.
+
+    Raises:
+        RunError: if the log is damaged.
+    """
     if not run.log.exists():
         return []
     lines = run.log.read_bytes().split(b"\n")[:-1]
