@@ -22,10 +22,11 @@ SECONDS ?= 60
 fuzz: $(READY)       ## search for false bounds for SECONDS=60, on all cores; failures go to fuzz/corpus/
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $$(date +%s) --jobs $$(nproc)
 
-lint: $(READY)       ## ruff (lint, format), pyright and the layers of imports
+lint: $(READY)       ## ruff (lint, format), pyright, the layers of imports and the word list
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python tools/words.py
 
 format: $(READY)     ## let ruff fix what it can
 	$(BIN)/ruff check --fix .

@@ -1,9 +1,8 @@
-"""Layers computed as their authors' programs compute them, for methods of which no package can be installed.
+"""Layers computed as in the programs of their authors, for methods without an installable package.
 
-Written anew from what those programs do, operation by operation, under torch's own derivative: to measure time against,
-not to train with. Where they are made for a GPU in half precision (ECO), that is left out: processors are twenty times
-slower with it. What they guarantee is less than what ours do: ECO's exponential has five terms, LOT and CPL are not
-converged, ONI's kernels are not divided by their overlap.
+They repeat the operations of those programs one by one, with torch's derivatives, as a baseline for time, not for
+training. Half precision for GPUs (ECO) is omitted: it is twenty times slower on CPUs. Their guarantees are weaker than
+ours: ECO's exponential has five terms, LOT and CPL are not converged, ONI's kernels are not divided by their overlap.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""Which learning rate each method likes best: digits, images held out, 8 epochs.
+"""Find the best learning rate of each method: digits, held-out images, 8 epochs.
 
-    python benchmarks/learning_rates.py                     # all methods; rows are kept as they come, and gone on with
+    python benchmarks/learning_rates.py                     # all methods; each row is saved, so it can be resumed
     python benchmarks/learning_rates.py --methods sll,cpl --rates 0.03 0.3
 
-A method's `hyperparameters` rest on results/learning_rates.json. CRA at 36/255 of the images held out decides; the test
-images are not looked at.
+The `hyperparameters` of a method are chosen from results/learning_rates.json, by CRA at 36/255 on the held-out images.
+The test images are not used.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     if args.show:
         show(json.loads(args.out.read_text()))
         return
-    record = json.loads(args.out.read_text()) if args.out.exists() else begun()
+    record = json.loads(args.out.read_text()) if args.out.exists() else empty_record()
     data = load_data("digits")
     for method in args.methods.split(","):
         for rate in args.rates:
@@ -51,7 +51,7 @@ def main() -> None:
     show(record)
 
 
-def begun() -> dict:
+def empty_record() -> dict:
     return {
         "what": f"digits, patchwise-tiny, {EPOCHS} epochs, {VALIDATION:.0%} held out; CRA at 36/255 of those",
         "command": "python " + " ".join(["benchmarks/learning_rates.py", *sys.argv[1:]]),

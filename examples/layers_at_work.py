@@ -56,9 +56,9 @@ def main() -> None:
 
     print("\ntorch's own parametrizations of the same convolution (8 -> 8, 3x3) bound something else:")
     layer, shape = LAYERS["Conv2d, 8 -> 8, 3x3"]
-    for verb in (spectral_norm, orthogonal):
-        top, _ = norm_and_spread(verb(copy.deepcopy(layer)).eval(), shape)
-        print(f"  {'torch ' + verb.__name__:38s} {top:15.4f}")
+    for function in (spectral_norm, orthogonal):
+        top, _ = norm_and_spread(function(copy.deepcopy(layer)).eval(), shape)
+        print(f"  {'torch ' + function.__name__:38s} {top:15.4f}")
 
     print("\nA whole model, and its plain torch copy:\n")
     model = nn.Sequential(
