@@ -3,11 +3,11 @@
     pip install --no-deps --target DIR orthogonium deel-torchlip einops
     PYTHONPATH=DIR python benchmarks/public_layers.py
 
-All candidates of a method run in turn in one process; the ratio is the median over rounds. The other libraries are not
-dependencies of onelip: rows of missing libraries are skipped. Methods without a package are compared with the recipe of
-their authors in `_published_recipes.py`. The guarantees differ: ours divide by proved bounds, and most take the last
-step in float64. torchlip omits most of the derivative: it treats the cubic term of all but the last of fifteen steps as
-a constant.
+All candidates of a method run in turn in one process; the ratio is the median of the ratios of all rounds. The other
+libraries are not dependencies of onelip: rows of missing libraries are skipped. Methods without a package are compared
+with the recipe of their authors in `_published_recipes.py`. The guarantees differ: ours divide by proved bounds, and
+most take the last step in float64. torchlip omits most of the derivative: it treats the cubic term of all but the last
+of fifteen steps as a constant.
 """
 
 import argparse
