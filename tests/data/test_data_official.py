@@ -126,7 +126,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         data.DataNotFound, match=r"'cifer10' is neither .* nor an existing file.*did you mean 'cifar10'"
     ):
         data.load_data("cifer10")
-    with pytest.raises(data.DataNotFound, match=r"got './mnist'"):
+    with pytest.raises(data.DataNotFound, match=r"'./mnist' is neither"):
         data.load_data("./mnist")
 
 
