@@ -78,7 +78,7 @@ WRONG_COMMANDS = [
     ("audit nothing", "there is no such directory"),
     ("export nothing", "there is no such directory"),
     ("check nothing", "no such file"),
-    ("train --data nothing.npz", "no such file or folder"),
+    ("train --data nothing.npz", "nor an existing file or folder"),
     ("audit nothing.py:net --input-shape 3", "expected a file"),
     ("certify RUN --image nothing.png", "expected a file for --image"),
     ("attack RUN --certificate nothing", "expected a file for --certificate"),
