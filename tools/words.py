@@ -27,7 +27,6 @@ WORDS = {
     r"\blook(s|ed)? at with\b|\bwhat is looked at\b": "evaluated",
     r"\bno trifle\b": "not negligible",
     r"\bfor want of\b": "missing",
-    r"\bin words\b(?!\[)": "as text, message",
     r"\b(nobody|whoever)\b": "name the subject",
     r"\banew\b": "again",
     r"\bwhat came of\b": "the result",
