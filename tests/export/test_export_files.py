@@ -179,7 +179,7 @@ def test_a_model_with_its_config(tmp_path):
     for name, layer in model.named_children():
         if isinstance(layer, onelip.nn.MaxMin):
             setattr(model, name, nn.Identity())
-    with pytest.raises(ExportError, match="another function than the model"):
+    with pytest.raises(ExportError, match="a different function than the model"):
         save_pretrained(model, tmp_path / "other", config=CONFIG)
     assert not (tmp_path / "other").exists()
 

@@ -200,7 +200,7 @@ def parametrization_list(module: nn.Module, name: str = "weight") -> parametrize
 
 
 def claim_of(module: nn.Module) -> Claim | None:
-    """Return what the onelip parametrization of a linear layer proves for it in eval mode; None if it has none.
+    """Return the constant that the onelip parametrization of a layer proves in eval mode; None without one.
 
     Examples:
         >>> import onelip

@@ -285,7 +285,7 @@ def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
         # Equal tensors do not imply equal activations. The memory layout may differ, so compare up to rounding.
         same = torch.allclose(built(images), plain(images), rtol=1e-4, atol=1e-5)
     if not same:
-        raise ExportError("the config builds another function than the model; pass the config of this model")
+        raise ExportError("the config builds a different function than the model; pass the config of this model")
     text = json.dumps(config.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return Source(config, plain, weights, text.encode(), summary(model).constant, None)
 

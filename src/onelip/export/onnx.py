@@ -79,7 +79,7 @@ def export_onnx(
     class_names: Sequence[str] = (),
     metadata: Mapping[str, str] | None = None,
     images: Tensor | None = None,
-    beside: Sequence[tuple[Path, bytes]] = (),
+    extra_files: Sequence[tuple[Path, bytes]] = (),
     force: bool = False,
 ) -> OnnxReport:
     r"""Bake a model and write it as an ONNX file.
@@ -105,7 +105,7 @@ def export_onnx(
         class_names: names of the classes, stored in the metadata of the file.
         metadata: additional metadata, such as the hash of the weights.
         images: uint8 images (N, *shape) for the comparison, besides a black and a white one. Default: random images.
-        beside: other files (path, content) to write; either all files are written or none.
+        extra_files: other files (path, content) to write; either all files are written or none.
         force: overwrite existing files.
 
     Shape:
@@ -131,7 +131,7 @@ def export_onnx(
     if dtype not in UNIT_ROUNDOFF:
         raise ExportError(f"expected dtype float32 or float64, got {dtype}")
     _check_packages()
-    check_free([path, *(other for other, _ in beside)], force=force)
+    check_free([path, *(other for other, _ in extra_files)], force=force)
     plain = bake(model).cpu().to(dtype).eval()
     # ONNX has one memory layout; contiguous tensors are traced without copies.
     for tensor in (*plain.parameters(), *plain.buffers()):
@@ -144,7 +144,7 @@ def export_onnx(
     content = proto.SerializeToString(deterministic=True)
     _check_form(proto)
     difference, bound, count = _compare(content, network, _trials(network, tuple(shape), images))
-    write_files([*beside, (path, content)], force=force)
+    write_files([*extra_files, (path, content)], force=force)
     kind = str(dtype).removeprefix("torch.")
     sha256 = hashlib.sha256(content).hexdigest()
     return OnnxReport(path, sha256, kind, "uint8" if uint8_input else kind, difference, bound, count)

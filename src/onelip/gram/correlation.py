@@ -1,4 +1,4 @@
-"""The Gram operator of a kernel as a kernel of its own."""
+"""The kernel of the Gram operator of a convolution."""
 
 import torch.nn.functional as F
 from torch import Tensor
