@@ -26,6 +26,8 @@ lint: $(READY)       ## ruff (lint, format), pyright, the layers of imports and 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/private_imports.py
 	$(BIN)/python tools/words.py
 
 format: $(READY)     ## let ruff fix what it can

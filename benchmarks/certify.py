@@ -12,7 +12,7 @@ import torch
 from _harness import interleaved, publish
 
 import onelip
-from onelip.certify import certify, prove
+from onelip.certification import certify, prove
 
 
 def main() -> None:

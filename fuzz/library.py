@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 import onelip
 import onelip.nn as layers
-from onelip.bounds import CannotTrace, bound_layer, exact_bound_layer
-from onelip.bounds.audit import UnsoundBound
-from onelip.bounds.modules import vouch
-from onelip.bounds.rules import _step
-from onelip.certify import ProofError, write_certificate
-from onelip.certify.certificate import WeightFile
+from onelip.bounds import bound_layer, exact_bound_layer
+from onelip.certification import ProofError, write_certificate
+from onelip.certification.audit import UnsoundBound
+from onelip.certification.certificate import WeightFile
 from onelip.checker import Rejected, check
+from onelip.graph import CannotTrace, step as _step
+from onelip.graph.modules import bound_module
 from onelip.methods.registry import METHODS
 
 REFUSALS = (onelip.UnsupportedLayer, onelip.NonFiniteWeight, CannotTrace, ProofError)
@@ -53,7 +53,7 @@ def apply_method(name: str, layer: nn.Module, size: tuple[int, ...], options: di
 
 def claim(layer: nn.Module) -> float | None:
     """The constant that a layer states by construction."""
-    return vouch(layer).constant
+    return bound_module(layer).constant
 
 
 def stated(model: nn.Module) -> float | None:
@@ -104,7 +104,7 @@ def save_certificate(folder: Path, model: nn.Module, images: Tensor, labels: Ten
 @contextlib.contextmanager
 def planted(rules: dict[str, float] | None = None, methods: tuple[Any, ...] = ()) -> Iterator[None]:
     """Wrong on purpose, for tests of the fuzzer: operations with these constants, and further methods."""
-    tables: list[tuple[dict[str, Any], dict[str, Any]]] = [(_step._RULES, dict(_step._RULES)), (METHODS, dict(METHODS))]
+    tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = [(_step._RULES, dict(_step._RULES)), (METHODS, dict(METHODS))]
     for name, constant in (rules or {}).items():
         _step.register_rule(name)(lambda step, constant=constant: step.times(constant, "planted"))
     METHODS.update({method.name: method for method in methods})

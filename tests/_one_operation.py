@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from onelip.bounds.graph import Graph, Node, Ref
-from onelip.bounds.rules._step import operation
-from onelip.bounds.walk import walk
+from onelip.graph.step import aten
+from onelip.graph.trace import Graph, Node, Ref
+from onelip.graph.walk import walk
 
 X = Ref(0)
 
@@ -20,7 +20,7 @@ def fill(arguments, x):
 def one_step(op, *arguments, shape, dtype=torch.float64, **keywords):
     """A graph of the input (2, *shape) and one operation on it."""
     shape = (2, *shape)
-    result = operation(op)(*fill(arguments, torch.zeros(shape, dtype=dtype)), **keywords)
+    result = aten(op)(*fill(arguments, torch.zeros(shape, dtype=dtype)), **keywords)
     several = not isinstance(result, Tensor)
     out_shape = () if several else tuple(result.shape)
     out_type = result[0].dtype if several else result.dtype
@@ -40,7 +40,7 @@ def norm_from_forward(op, *arguments, shape, **keywords):
     units = torch.eye(size, dtype=torch.float64).reshape(size, *shape)
 
     def apply(x):
-        result = operation(op)(*fill(arguments, x), **keywords)
+        result = aten(op)(*fill(arguments, x), **keywords)
         pieces = [result] if isinstance(result, Tensor) else result
         return torch.cat([piece.reshape(len(x), -1) for piece in pieces], 1)
 

@@ -141,7 +141,7 @@ def test_rows_say_everything(finished):
     assert aol["constant"]["proved"] <= 1 + 1e-6
     assert aol["guarantee"] == "proved"
     assert aol["singular_values"]["largest"] <= 1 + 1e-6
-    assert set(plain["results"]["test"]["cra"].values()) == {None}  # nobody vouches by construction
+    assert set(plain["results"]["test"]["cra"].values()) == {None}  # unproved by construction
     assert failed["status"] == "failed"
     assert "supports Linear" in failed["why"]
     assert f"[2/3] {FAILS}: FAILED: the method 'lln' supports Linear, not Conv2d" in said

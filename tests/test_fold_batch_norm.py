@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from _certificate_files import sealed
+from _certified_programs import check
 from _exact_network import exact, run_exactly
-from test_certify_errors import check
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
-from onelip.certify.origin import check_network
+from onelip.certification.certificate import WeightFile, write_certificate
+from onelip.certification.origin import check_network
 from onelip.checker import Rejected, check as check_file
 from onelip.core.batch_norm import Folded
 from onelip.export import export_onnx, save_plain
@@ -310,7 +310,7 @@ def test_a_baked_network_that_computes_something_else_is_seen(monkeypatch):
     wrong = onelip.bake(model)
     with torch.no_grad():
         wrong[1].bias.add_(1)
-    monkeypatch.setattr("onelip.certify.predict.bake", lambda *args, **settings: copy.deepcopy(wrong))
+    monkeypatch.setattr("onelip.certification.predict.bake", lambda *args, **settings: copy.deepcopy(wrong))
     with pytest.raises(ValueError, match="to compute what"):
         onelip.certify(model, IMAGES)
 

@@ -11,7 +11,7 @@ import torch
 from fuzz import engine, forgeries, library, oracle, programs, reference
 from fuzz.__main__ import main
 from fuzz.case import Outcome
-from onelip.bounds import CannotTrace
+from onelip.core.errors import CannotTrace
 
 DRAWS = {"layers": 220, "networks": 50, "radii": 30, "forgeries": 250}
 CORPUS = sorted(engine.CORPUS.glob("*.json"))

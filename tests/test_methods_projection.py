@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import bound_module
 from onelip.methods.norms.clipping import clipping, largest_not_above, schur_count
 from onelip.methods.norms.lcc import lcc, limit_batch_norm
 from onelip.methods.norms.parseval import parseval
@@ -51,13 +51,13 @@ def test_clip_guarantees_the_constant_and_a_constant_kernel_attains_it():
     fill(layer, 5.0)
     clipping(layer, lipschitz=0.5)
     assert exact_norm(layer, (2, 8, 8)) == pytest.approx(0.5, rel=1e-12)
-    assert vouch(layer).constant == 0.5
+    assert bound_module(layer).constant == 0.5
 
 
 def test_a_given_clip_gives_its_bound():
     layer = nn.Conv2d(2, 3, 3, padding=1)
-    assert vouch(clipping(layer, clip=1.0)).constant == pytest.approx(9 * math.sqrt(6))
-    assert vouch(layer).constant >= 9 * math.sqrt(6)
+    assert bound_module(clipping(layer, clip=1.0)).constant == pytest.approx(9 * math.sqrt(6))
+    assert bound_module(layer).constant >= 9 * math.sqrt(6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -140,13 +140,13 @@ def test_lcc_evaluation_is_sound_before_any_projection(case):
     with torch.no_grad():
         original_of(layer).mul_(50)
     assert exact_norm(layer.eval(), shape) <= 1 + 1e-12
-    assert 1 < vouch(layer).constant < 1 + 1e-14  # storing the weight rounds it
+    assert 1 < bound_module(layer).constant < 1 + 1e-14  # storing the weight rounds it
 
 
 def test_lcc_refuses_other_norms():
     with pytest.raises(ValueError, match="1, 2 or inf"):
         lcc(nn.Linear(2, 2), p=3)
-    assert vouch(lcc(nn.Linear(2, 2), p=1)).constant is None  # sums say nothing about the L2 norm
+    assert bound_module(lcc(nn.Linear(2, 2), p=1)).constant is None  # sums say nothing about the L2 norm
 
 
 def test_lcc_limits_batch_norm_as_it_is_in_evaluation():
@@ -160,7 +160,7 @@ def test_lcc_limits_batch_norm_as_it_is_in_evaluation():
     model = nn.Sequential(norm, small)
     assert limit_batch_norm(model, lipschitz=2.0) == 2
     assert exact_norm(norm.eval(), (3, 2, 2)) == pytest.approx(2.0, rel=1e-12)
-    assert vouch(norm).constant == pytest.approx(2.0, rel=1e-9)
+    assert bound_module(norm).constant == pytest.approx(2.0, rel=1e-9)
     assert torch.allclose(norm.weight / before, (norm.weight / before)[0])  # one factor for all channels
     assert torch.equal(small.weight, torch.full((3,), 0.1, dtype=torch.float64))
     assert limit_batch_norm(nn.Linear(2, 2)) == 0
@@ -187,7 +187,7 @@ def test_parseval_rows_become_orthonormal_and_the_layer_short(case):
     G = M @ M.mT if M.shape[1] <= M.shape[2] else M.mT @ M
     assert torch.allclose(G, torch.eye(G.shape[1], dtype=G.dtype).expand_as(G), atol=1e-8)
     assert exact_norm(layer, shape) <= 1 + 1e-8
-    assert vouch(layer).constant is None
+    assert bound_module(layer).constant is None
 
 
 def test_parseval_keeps_the_weight_and_starts_orthonormal():

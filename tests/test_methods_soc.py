@@ -112,7 +112,7 @@ def test_bound_of_a_stored_skew_kernel():
         assert skew_norm_bound(kernel * torch.nan) == math.inf
 
 
-def test_a_baked_soc_vouches_for_what_is_stored():
+def test_a_baked_soc_bounds_what_is_stored():
     module = bake(soc.soc(nn.Conv2d(4, 4, 3, padding=1)))
     assert module.lipschitz_constant == 1.0
     with torch.no_grad():

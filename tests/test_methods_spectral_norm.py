@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import bound_module
 from onelip.methods.norms import known_bound
 from onelip.methods.norms.estimated import overlap_of_rows
 from onelip.methods.norms.power_iteration import Operator, estimated_norm, iterate
@@ -74,7 +74,7 @@ def test_training_comes_near_one_and_evaluation_is_never_above(case):
         plain.weight.copy_(weight)
     assert exact_norm(plain, shape) == pytest.approx(1, abs=1e-2)
     assert 0.5 < exact_norm(layer.eval(), shape) <= 1 + 1e-12
-    assert 1 < vouch(layer).constant < 1 + 1e-14  # storing the weight rounds it
+    assert 1 < bound_module(layer).constant < 1 + 1e-14  # storing the weight rounds it
 
 
 def test_evaluation_is_sound_with_a_vector_that_is_wrong():
@@ -100,7 +100,7 @@ def test_the_reshaped_norm_is_not_the_norm(overlap, constant):
     assert exact_norm(plain, (1, 6, 6)) == pytest.approx(constant)
     assert exact_norm(layer.eval(), (1, 6, 6)) == pytest.approx(constant, rel=1e-6)
     assert exact_norm(layer, (1, 6, 6)) <= constant * (1 + 1e-12)
-    constant = vouch(layer).constant
+    constant = bound_module(layer).constant
     assert (constant is not None and 1 < constant < 1 + 1e-14) if overlap else constant is None
 
 
@@ -219,5 +219,5 @@ def test_the_constant_counts_the_rounding_of_what_is_stored(method):
         layer.eval()
         square = sum(Fraction(float(w)) ** 2 for w in layer.weight.detach().flatten())
         above += square > 1
-        assert square <= Fraction(vouch(layer).constant) ** 2
+        assert square <= Fraction(bound_module(layer).constant) ** 2
     assert above  # else the test says nothing

@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onelip.bounds.modules import constant_of
 from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.rounding import multiply_up, root_at_most
+from onelip.graph.modules import constant_of
 from onelip.nn import pooling
 from onelip.nn.centering import BatchCentering, LayerCentering
 from onelip.nn.channels import FirstChannels, PadChannels

@@ -26,7 +26,7 @@ def test_every_module_can_be_imported_first(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["onelip.bounds.modules", "onelip.methods.aol", "onelip.nn", "onelip.testing", "onelip.models"]
+    "name", ["onelip.graph.modules", "onelip.methods.aol", "onelip.nn", "onelip.testing", "onelip.models"]
 )
 def test_entry_points_in_a_fresh_process(name):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {name}"], check=True)

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip.certify.certificate import WeightFile, write_certificate
+from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.checker import check
 from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx, save_plain
-from onelip.losses.chain import links
+from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
 from onelip.methods.fourier.frequencies import frequencies, real_waves
 from onelip.methods.fourier.period import Period
@@ -24,7 +24,6 @@ from onelip.methods.fourier.plain import plain_periodic
 from onelip.methods.fourier.plain_relu import reflected
 from onelip.methods.residual import cpl, sll
 from onelip.methods.residual.potential import ConvexPotential
-from onelip.training.evaluation import bound_chain
 
 DOUBLE = {"dtype": torch.float64}
 FOURIER = [cayley.cayley, lot.lot, bro.bro, eco.eco]
@@ -41,7 +40,7 @@ def circular(inputs, outputs, kernel=3, **settings):
 
 
 def constant(plain):
-    return bound_chain(list(links(plain)))
+    return bound_chain(links(plain), bound_stored).constant
 
 
 # ---- the real form of a layer in the Fourier domain

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import onelip
-from onelip.bounds.graph import CannotTrace, trace
-from onelip.core.errors import ChangingModel
+from onelip.core.errors import CannotTrace, ChangingModel
 from onelip.core.state import State, unchanged
+from onelip.graph.trace import trace
 from onelip.nn import LipschitzModule
 
 

@@ -6,6 +6,7 @@
     plain = onelip.bake(model)               # a plain torch network that computes the same
     audit = onelip.audit(model, images)      # what is proved of any torch model, and what is not
     found = onelip.certify(plain.double().eval(), images)   # class and radius of each image, rounding included
+    onelip.check("certificate.json")        # proves a certificate file again, without torch
 
 Names are loaded when they are first used, so that the command line can answer without importing torch.
 """
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from onelip import (
         attacks as attacks,
         bounds as bounds,
-        certify as certify,
+        certification as certification,
         data as data,
         export as export,
+        graph as graph,
         losses as losses,
         methods as methods,
         models as models,
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
         testing as testing,
         training as training,
     )
-    from onelip._summary import Summary as Summary, summary as summary
     from onelip.attacks import AttackResult as AttackResult, attack as attack
-    from onelip.bounds.audit import Audit as Audit, audit as audit
-    from onelip.certify.certification import Certification as Certification
-    from onelip.certify.proof import Proof as Proof, prove as prove
+    from onelip.certification.audit import Audit as Audit, audit as audit
+    from onelip.certification.predict import certify as certify
+    from onelip.certification.proof import Proof as Proof, prove as prove
+    from onelip.certification.result import Certification as Certification
+    from onelip.certification.summary import Summary as Summary, summary as summary
+    from onelip.checker import check as check
     from onelip.core.bake import bake as bake
     from onelip.core.errors import NonFiniteWeight as NonFiniteWeight, UnsupportedLayer as UnsupportedLayer
     from onelip.export import (

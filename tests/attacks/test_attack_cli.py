@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from _runs import SMALL
 
-from onelip.certify.predict import certify
+from onelip.certification.predict import certify
 from onelip.cli.attack import run
 from onelip.training import train
 
@@ -25,13 +25,13 @@ def trained(tmp_path_factory):
 def wrong_radii(monkeypatch):
     """A certifier whose radii are too large by a factor of 100."""
 
-    import onelip.certify.predict
+    import onelip.certification.predict
 
     def wrong(*arguments, **options):
         found = certify(*arguments, **options)
         return replace(found, radii=100 * found.radii)
 
-    monkeypatch.setattr(onelip.certify.predict, "certify", wrong)
+    monkeypatch.setattr(onelip.certification.predict, "certify", wrong)
 
 
 def test_sound_certificates_stand(trained, capsys, tmp_path):

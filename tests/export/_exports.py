@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import onelip
-from onelip.certify.certificate import WeightFile, digest, make_certificate as certificate_of
+from onelip.certification.certificate import WeightFile, digest, make_certificate as certificate_of
 from onelip.core.files import write_json
 from onelip.training import Recipe, RunDirectory
 from onelip.training.build import build_model, load_run, save_weights, set_layout

@@ -38,7 +38,8 @@ def module(monkeypatch):
 
 def test_all_losses_have_names_and_documented_options():
     assert list_losses() == [
-        *("certificate-regularisation", "emma", "gloro", "gradient-penalty", "lmt", "ocnn", "offset-cross-entropy"),
+        *("certificate-regularisation", "emma", "gloro", "gradient-penalty", "hkr", "kr", "lmt", "ocnn"),
+        "offset-cross-entropy",
     ]
     assert loss_options("emma") == {
         "epsilon": 36 / 255, "start": 0.1, "overshoot": 3.0, "ramp": 0.5, "floor": 0.01

@@ -8,11 +8,12 @@ from _runs import SMALL
 from torch import nn
 
 import onelip
+from onelip.graph.modules import bound_chain, bound_stored
 from onelip.models.layers import LayerFactory
 from onelip.testing import exact_norm
 from onelip.training import Constants, evaluate, find_constants, load_run, train
 from onelip.training.build import build_model
-from onelip.training.evaluation import BY_CONSTRUCTION, BY_PAIRS, BY_WEIGHTS, bound_chain
+from onelip.training.evaluation import BY_CONSTRUCTION, BY_PAIRS, BY_WEIGHTS
 from onelip.training.recipe import with_method
 
 SHAPE = (1, 8, 8)
@@ -106,9 +107,9 @@ def test_ties_and_nan_are_not_right():
 
 
 def test_a_module_without_a_constant_leaves_none():
-    assert bound_chain([nn.Linear(2, 2), nn.LayerNorm(2)]) is None
+    assert bound_chain([nn.Linear(2, 2), nn.LayerNorm(2)], bound_stored).constant is None
     copies = nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")
-    assert bound_chain([copies]) >= exact_norm(copies, (1, 6, 6))
+    assert bound_chain([copies], bound_stored).constant >= exact_norm(copies, (1, 6, 6))
 
 
 def test_last_layer_normalisation_goes_with_any_method():

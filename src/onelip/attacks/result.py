@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.certify.certificate import file_hash
-from onelip.certify.margins import certified_accuracy, radius_fraction
+from onelip.certification.certificate import file_hash
+from onelip.certification.margins import certified_accuracy, radius_fraction
 from onelip.checker.certificate import FORMAT, VERSION
 from onelip.core.errors import RunError
 from onelip.core.files import read_json, write_whole

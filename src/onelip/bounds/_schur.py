@@ -33,7 +33,7 @@ from torch import Tensor
 
 from onelip.bounds._kernel import Gram
 from onelip.core.rounding import gamma
-from onelip.gram.perron import _block_maximum, _connected_blocks
+from onelip.gram.perron import block_maximum, connected_blocks
 
 UNDERFLOW = Fraction(1, 2**700)
 _ITERATIONS = 100
@@ -60,7 +60,7 @@ def scaling_of(sums: Tensor) -> Tensor:
 
 def _perron(sums: Tensor) -> Tensor:
     """Power iteration on every block of channels that meet; columns of zeros get 1."""
-    blocks = _connected_blocks(sums)
+    blocks = connected_blocks(sums)
     # What all diagonal entries have in common changes no eigenvector, and without it the iteration is faster.
     common = sums.diagonal(dim1=1, dim2=2).amin(1, keepdim=True)
     s = torch.ones_like(common.expand(sums.shape[:2]))
@@ -68,10 +68,10 @@ def _perron(sums: Tensor) -> Tensor:
         product = (sums @ s[:, :, None]).squeeze(-1)
         ratio = product / s
         product = product - common * s
-        top = _block_maximum(product, blocks)
+        top = block_maximum(product, blocks)
         # A quarter stays, so that channels which only meet in turns (a bipartite graph) do not swing for ever.
         renewed = torch.where(top > 0, 0.75 * product / top + 0.25 * s, s)
-        if not bool((_block_maximum(ratio, blocks) > -_CONVERGED * _block_maximum(-ratio, blocks)).any()):
+        if not bool((block_maximum(ratio, blocks) > -_CONVERGED * block_maximum(-ratio, blocks)).any()):
             break
         s = renewed.clamp(min=2.0**-200)
     return s

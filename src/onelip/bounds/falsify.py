@@ -18,29 +18,19 @@ Note [Slack]
     float64 has no relative precision there. A bound that is too small by less than about 1e-6 is not found out.
 """
 
-import copy
 import math
-import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_map
 
-from onelip.bounds.graph import CannotTrace, Graph, Node, Ref
-from onelip.bounds.modules import is_changed
-from onelip.bounds.rules import Verdict
-from onelip.bounds.rules._step import operation
 from onelip.core.bake import bake
 from onelip.core.errors import UnsoundBound
-from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.precision import full_precision
-from onelip.core.state import State, unchanged
+from onelip.core.lipschitz_module import is_changed
 
-_UNIT = 2.0**-36
+UNIT = 2.0**-36
 _SLACK = 2.0**-30
 _SMALLEST = 2.0**-900
 _REALISTIC = 2.0**-8  # the share of UNIT that is taken off a ratio which is only shown
@@ -68,7 +58,7 @@ class Claim:
     @property
     def unit(self) -> float:
         """Relative rounding of its result, see Note [Slack]."""
-        return getattr(self.run, "unit", _UNIT)
+        return getattr(self.run, "unit", UNIT)
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ def falsify(
         Traceback (most recent call last):
         onelip.core.errors.UnsoundBound: ...
     """
-    search = _Search(claims.steps, torch.Generator().manual_seed(seed))
+    search = Search(claims.steps, torch.Generator().manual_seed(seed))
     with torch.inference_mode(False):
         for x in points.split(claims.at_once):
             search.climb(x, steps)
@@ -136,7 +126,7 @@ def falsify(
     return Measured(search.best, found)
 
 
-class _Search:
+class Search:
     def __init__(self, claims: Sequence[Claim], generator: torch.Generator, smallest: float = 0.0) -> None:
         self.claims, self.generator = claims, generator
         self.smallest = smallest  # numbers below may be lost; the constants that are tested are far above float64's
@@ -149,12 +139,12 @@ class _Search:
     def run(self, x: Tensor) -> tuple[list[Any], list[Tensor]]:
         """Values of all steps, and what rounding may have done to each sample, in units of the input; Note [Slack]."""
         values: list[Any] = [x]
-        lengths: list[Any] = [_lengths(x)]
+        lengths: list[Any] = [sample_norms(x)]
         rounding = [torch.zeros(len(x), dtype=torch.float64)]
         underflow = [0.0]
         for claim in self.claims[1:]:
             values.append(claim.run(*(values[i] for i in claim.inputs)))
-            lengths.append(None if claim.constant is None else _lengths(values[-1]))
+            lengths.append(None if claim.constant is None else sample_norms(values[-1]))
             here, lost = (
                 torch.zeros(len(x), dtype=torch.float64),
                 max((underflow[i] for i in claim.inputs), default=0.0),
@@ -174,7 +164,7 @@ class _Search:
     def pair(self, x: Tensor, y: Tensor) -> None:
         """Compare all steps at x and y."""
         with torch.no_grad():
-            self._compare(*self.run(torch.cat([x, y])), _lengths(y - x))
+            self._compare(*self.run(torch.cat([x, y])), sample_norms(y - x))
 
     def _compare(self, values: list[Any], rounding: list[Tensor], distance: Tensor) -> None:
         self.values = values
@@ -189,8 +179,8 @@ class _Search:
     def _ratio(self, claim: Claim, value: Tensor, rounding: Tensor, distance: Tensor) -> float:
         """The largest ratio of the pairs, as it may be shown; raises if one is above the claim."""
         half = len(value) // 2
-        seen = _lengths(value[:half] - value[half:])
-        both = _lengths(value)[:half] + _lengths(value)[half:]
+        seen = sample_norms(value[:half] - value[half:])
+        both = sample_norms(value)[:half] + sample_norms(value)[half:]
         c = claim.constant
         if c is None:
             shown = (seen - claim.unit * _REALISTIC * both) / distance
@@ -214,7 +204,7 @@ class _Search:
             with torch.enable_grad():
                 other = leaf + _stride(x) * v
                 values, rounding = self.run(torch.cat([leaf, other]))
-                self._compare(values, rounding, _lengths(other - leaf))
+                self._compare(values, rounding, sample_norms(other - leaf))
                 if values[-1].shape[:1] != (2 * len(x),):  # an output without the batch, of which nothing is claimed
                     break
                 here, there = values[-1][: len(x)], values[-1][len(x) :]
@@ -244,7 +234,7 @@ class _Search:
                 # The rounding of the output is in units of the input by the constant of the output, not of the target.
                 last = self.claims[-1].constant or 0.0
                 scale = last / target.constant if target.constant else 0.0
-                gap = _lengths(both[len(x) :] - both[: len(x)])
+                gap = sample_norms(both[len(x) :] - both[: len(x)])
                 self._ratio(target, target.run(values[-1]), 2 * scale * rounding[-1], gap)
 
     def alone(self, number: int, steps: int) -> float:
@@ -280,8 +270,8 @@ class _Search:
         c = claim.constant
         rounding = torch.zeros(len(value), dtype=torch.float64)
         if c is not None and c > _SMALLEST:
-            rounding = claim.unit * (_lengths(operands) + _lengths(value) / c)
-        distance = _lengths(operands[half:] - operands[:half])
+            rounding = claim.unit * (sample_norms(operands) + sample_norms(value) / c)
+        distance = sample_norms(operands[half:] - operands[:half])
         return self._ratio(claim, value, rounding, distance)
 
 
@@ -294,17 +284,17 @@ def refute(title: str, seen: float, proved: float) -> None:
 
 def _stride(x: Tensor) -> Tensor:
     """A distance for each sample, in proportion to its length and of use for zero, too."""
-    return (_STEP * _lengths(x).clamp(min=1.0)).reshape(-1, *(1,) * (x.dim() - 1))
+    return (_STEP * sample_norms(x).clamp(min=1.0)).reshape(-1, *(1,) * (x.dim() - 1))
 
 
-def _lengths(x: Any) -> Any:
+def sample_norms(x: Any) -> Any:
     # Not flatten(1): a network may have one number for each sample, of shape (N,).
     return x.detach().reshape(len(x), -1).norm(dim=1) if isinstance(x, Tensor) else None
 
 
 def _unit(x: Tensor) -> Tensor:
     """Every sample divided by its norm; zero, and what is not finite, becomes zero."""
-    norms = _lengths(x).reshape(-1, *(1,) * (x.dim() - 1))
+    norms = sample_norms(x).reshape(-1, *(1,) * (x.dim() - 1))
     return torch.where((norms > 0) & torch.isfinite(norms), x / norms, 0.0)
 
 
@@ -329,67 +319,6 @@ def example_points(example: Tensor, count: int, seed: int = 0) -> Tensor:
     near = start[:1] + 0.1 * noise
     points = torch.cat([start[:1], uniform[:1], start[1:], uniform[1:], near, noise, torch.zeros_like(start[:1])])
     return points[:count]
-
-
-def claims_of(graph: Graph, verdicts: Sequence[Verdict]) -> Claims:
-    """What the rules have proved of a graph."""
-    claims = []
-    for node, verdict in zip(graph.nodes, verdicts, strict=True):
-        factor = verdict.factor if len(node.inputs) == 1 else None
-        run = _Runner(node, [graph.nodes[i].dtype for i in node.inputs])
-        title = f"{node.place or 'the model'} ({type(node.module).__name__ if node.module is not None else node.op})"
-        claims.append(Claim(title, node.inputs, run, verdict.constant, factor))
-    return Claims(claims[: graph.output + 1])
-
-
-class _Runner:
-    """A node as a function of its operands in float64, whatever type it was traced in: real arithmetic, nearly."""
-
-    def __init__(self, node: Node, dtypes: list[torch.dtype]) -> None:
-        self.node, self.dtypes = node, dtypes
-        self.unit = _UNIT
-        self._wide: nn.Module | None = None
-
-    def __call__(self, *operands: Any) -> Any:
-        if self.unit == _UNIT:
-            try:
-                return self._run(operands, widen=True)
-            except UnsoundBound:
-                raise
-            except Exception:  # a forward of somebody else that works in one type only
-                self.unit = 2.0**-14
-        narrow = [_cast(operand, dtype) for operand, dtype in zip(operands, self.dtypes, strict=True)]
-        return _cast(self._run(narrow, widen=False), torch.float64)
-
-    def _run(self, operands: Sequence[Any], *, widen: bool) -> Any:
-        node = self.node
-        if node.op == "getitem":
-            return operands[0][node.arguments[1]]
-        if node.module is not None:
-            if widen and self._wide is None:
-                self._wide = copy.deepcopy(node.module).cpu().double().requires_grad_(False)
-            layer = self._wide if widen else node.module
-            assert layer is not None
-            return layer.forward(operands[0])
-        given = dict(zip(node.inputs, operands, strict=True))
-
-        def fill(argument: Any) -> Any:
-            if isinstance(argument, Ref):
-                return given[argument.index]
-            if not widen:
-                return argument
-            if isinstance(argument, Tensor):
-                return argument.detach().cpu().double() if argument.is_floating_point() else argument.detach().cpu()
-            if isinstance(argument, torch.device):
-                return torch.device("cpu")
-            return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
-
-        arguments, keywords = tree_map(fill, tuple(node.arguments)), tree_map(fill, dict(node.keywords))
-        return arguments[0] if node.op == "constant" else operation(node.op)(*arguments, **keywords)
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, value)
 
 
 def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence[int] | None = None) -> None:
@@ -426,127 +355,3 @@ def _size(layer: Any, taps: Sequence[int], size: int | Sequence[int] | None) -> 
         return (size,) * len(taps) if isinstance(size, int) else tuple(size)
     extents = [3 * (d * (k - 1) + 1) for k, d in zip(taps, layer.dilation, strict=True)]
     return tuple(-(-n // s) * s for n, s in zip(extents, layer.stride, strict=True))
-
-
-class Reference:
-    """What the program gives, to compare a running model with.
-
-    Args:
-        claims: the program; its output has a constant.
-        dtypes: that the model computes in; the coarsest decides how far its outputs may be off.
-    """
-
-    def __init__(self, claims: Claims, dtypes: Iterable[torch.dtype]) -> None:
-        self.claims = claims
-        self.coarsest = max((torch.finfo(dtype) for dtype in dtypes if dtype.is_floating_point), key=lambda f: f.eps)
-        # 32 roundings of the model's own type for each step, and not less than 2^-4 of Note [Slack].
-        self.scale = max(2.0**-4, 16 * self.coarsest.eps / _UNIT)
-
-    @torch.no_grad()
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (N, ...) for inputs in float64, and how far from these those of the model may be, in L2.
-
-        Anywhere, where numbers are so large that the model may overflow.
-        """
-        search = _Search(self.claims.steps, torch.Generator(), 4 * self.coarsest.tiny)
-        is_pair, c = self.claims.at_once == 1, self.claims.steps[-1].constant or 0.0
-        parts, near = [], []
-        for some in x.split(2 * self.claims.at_once):
-            count = len(some)
-            values, off = search.run(torch.cat([some, some]) if is_pair and count == 1 else some)
-            y = values[-1]
-            allowed = self.scale * (c * off[-1] + _UNIT * _lengths(y)) + c * search.underflow + self.coarsest.tiny
-            parts.append(y[:count])
-            near.append(torch.where(search.longest < 2.0**-10 * self.coarsest.max, allowed, math.inf)[:count])
-        return torch.cat(parts), torch.cat(near)
-
-    def check(self, x: Tensor, y: Tensor, what: str) -> None:
-        """Refuse outputs y of a model that are not those of the program at inputs x.
-
-        Raises:
-            CannotTrace: with the largest distance.
-        """
-        expected, allowed = self.outputs(x.detach().double().cpu())
-        got = y.detach().double().cpu()
-        if expected.shape != got.shape:
-            raise CannotTrace(f"expected outputs of shape {tuple(expected.shape)} {what}, got {tuple(got.shape)}")
-        distance = _lengths(got - expected)
-        is_near = (distance <= allowed) | allowed.isinf()
-        if not bool(is_near.all()):
-            worst = int((~is_near).nonzero()[0, 0])
-            raise CannotTrace(
-                "expected the model to compute what its traced program does, got outputs at a distance of "
-                f"{float(distance[worst]):.3g}, more than rounding can do ({float(allowed[worst]):.3g}), {what}: it "
-                "works with something that the trace does not see, such as the length of the batch, the gradient mode, "
-                "whether it is exported, the type of its input, or state outside of the model"
-            )
-
-
-def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, like: Tensor) -> None:
-    """Run the model itself, as different callers would, and compare it with the program that was traced.
-
-    Args:
-        model: the user's; in eval mode meanwhile, and put back afterwards.
-        reference: the program.
-        points: four inputs in float64.
-        like: has the type and the device of the model's inputs.
-
-    Raises:
-        CannotTrace: if they differ by more than rounding.
-        ChangingModel: if that changes the model.
-    """
-    x = points.to(like)
-    calls = [
-        ([0, 1, 2, 3, 0], torch.no_grad(), "without gradients"),
-        ([3, 1, 2], torch.enable_grad(), "with gradients"),
-        ([2, 0], torch.inference_mode(), "in inference mode"),
-        ([1], torch.no_grad(), "without gradients"),
-        ([0, 1, 2, 3, 3, 2, 1], torch.no_grad(), "without gradients"),
-    ]
-    state = None
-    with unchanged(model), torch.inference_mode(False), full_precision(like.device), parametrize.cached():
-        model.eval()
-        for order, mode, words in calls:
-            what = f"in a call with {len(order)} samples {words}"
-            try:
-                with mode, warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    y = model(x[order].clone().requires_grad_(torch.is_grad_enabled()).clone())
-            except Exception as error:  # whatever a forward of somebody else raises
-                if isinstance(error, RuntimeError) and words != "without gradients":
-                    continue  # a layer that states its constant may refuse to be differentiated
-                raise CannotTrace(
-                    f"expected a model that takes any number of samples, got {type(error).__name__} {what}: {error}"
-                ) from error
-            reference.check(x[order], y.detach().clone(), what)
-            state = state or State(model)
-        if state is not None:
-            state.check()
-
-
-def is_linear(node: Node) -> bool:
-    """Whether the node is affine with stored weights."""
-    return isinstance(node.module, LINEAR_LAYERS) or (node.op in _LINEAR and len(node.inputs) == 1)
-
-
-_LINEAR = {
-    f"aten.{name}"
-    for name in [
-        "linear.default",
-        "addmm.default",
-        "matmul.default",
-        "mm.default",
-        "bmm.default",
-        "einsum.default",
-        "conv1d.default",
-        "conv2d.default",
-        "conv3d.default",
-        "conv1d.padding",
-        "conv2d.padding",
-        "conv3d.padding",
-        "convolution.default",
-        "conv_transpose1d.default",
-        "conv_transpose2d.input",
-        "conv_transpose3d.input",
-    ]
-}

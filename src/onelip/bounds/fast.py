@@ -23,7 +23,7 @@ from onelip.bounds._cholesky import cholesky_bound
 from onelip.bounds._frequencies import cost_of_frequencies, frequency_bound
 from onelip.bounds._kernel import Gram, cost_of_gram, gram, lay_out
 from onelip.bounds._schur import norm_of_square, scaling_of
-from onelip.bounds.witness import ZERO, Bound, Witness
+from onelip.bounds.witness import ZERO, WeightBound, Witness
 from onelip.core import floats
 from onelip.core.geometry import Geometry
 from onelip.core.rounding import repeated_root, up_root
@@ -56,7 +56,7 @@ class Candidate:
 @torch.no_grad()
 def bound_weight(
     weight: Tensor, geometry: Geometry, *, effort: Effort = "normal", exact: bool = False, enough: float = 0.0
-) -> Bound:
+) -> WeightBound:
     """A proved bound on the operator norm of a weight.
 
     Args:
@@ -83,7 +83,7 @@ def bound_weight(
     found = candidates(weight, geometry, effort, exact=exact, enough=enough)
     best = min(found.values(), key=lambda candidate: candidate.square)
     values = {name: up_root(candidate.square) for name, candidate in found.items()}
-    return Bound(up_root(best.square), best.witness, values)
+    return WeightBound(up_root(best.square), best.witness, values)
 
 
 @torch.no_grad()

@@ -6,16 +6,17 @@ from fractions import Fraction
 from torch import Tensor, nn
 
 from onelip.bounds.exact import exact_bound
+from onelip.bounds.falsify import falsify_layer
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
-from onelip.bounds.witness import Bound, ExactBound
+from onelip.bounds.witness import ExactBound, WeightBound
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.rounding import up_root
 
 
 def bound_layer(
     module: nn.Module, input_size: int | Sequence[int] | None = None, *, effort: Effort = "normal"
-) -> Bound:
+) -> WeightBound:
     """A proved bound on the norm of a Linear, ConvNd or ConvTransposeNd, whatever its weights are.
 
     The weight is taken as the layer computes it (a parametrized layer: the result of the parametrization). Hooks and
@@ -37,21 +38,19 @@ def bound_layer(
         >>> round(bound_layer(layer, 8).value, 12)  # the corner pixels are written four times
         2.0
     """
-    from onelip.bounds.falsify import falsify_layer  # which knows the rules, and these the bounds here
-
     bound = untested_bound(module, input_size, effort=effort)
     falsify_layer(module, bound.value, input_size)
     return bound
 
 
-def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> Bound:
+def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> WeightBound:
     """`bound_layer` for those who test the whole of which the layer is a part."""
     factor = padding_factor(module, input_size)
     bound = bound_weight(_weight(module), geometry_without_copies(module, input_size), effort=effort)
     if factor == 1:
         return bound
     values = {name: up_root(factor * Fraction(value) ** 2) for name, value in bound.candidates.items()}
-    return Bound(up_root(factor * Fraction(bound.value) ** 2), bound.witness, values)
+    return WeightBound(up_root(factor * Fraction(bound.value) ** 2), bound.witness, values)
 
 
 def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None = None) -> ExactBound:
@@ -63,8 +62,6 @@ def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None 
         >>> exact_bound_layer(layer).value >= 0.5**0.5
         True
     """
-    from onelip.bounds.falsify import falsify_layer
-
     factor = padding_factor(module, input_size)
     bound = exact_bound(_weight(module), geometry_without_copies(module, input_size))
     square = factor * bound.square

@@ -39,7 +39,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Bound:
+class WeightBound:
     """A proved bound, computed in float64 with all of its rounding errors counted.
 
     Attributes:

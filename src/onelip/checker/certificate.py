@@ -95,10 +95,10 @@ def check_logits(path: Path, content: TrackedDict, proved: list[Proved], batch: 
 
 
 def check(
-    path: Path,
-    weights: Path | None = None,
-    config: Path | None = None,
-    images: Path | None = None,
+    path: str | Path,
+    weights: str | Path | None = None,
+    config: str | Path | None = None,
+    images: str | Path | None = None,
     *,
     max_minutes: float | None = None,
     max_memory: float = 4.0,
@@ -125,7 +125,7 @@ def check(
         ImportError: without python-flint.
     """
     with context("certificate"):
-        data = read(path, max_memory)
+        data = read(Path(path), max_memory)
         content = parse(data, max_memory)
         require(content["format"] == FORMAT, f"expected a {FORMAT}")
         advice = "certify again" if content["version"] in (1, 2) else "use the onelip that wrote it, or a newer one"
@@ -137,14 +137,14 @@ def check(
             "certificate",
             f"from {parts['images']['source']!r:.80}, {content['onelip']!r:.20}, {content['created']!r:.40}",
         )
-        places = {key: path.parent / part["file"] for key, part in parts.items()}
-        stored = read(weights or places["weights"], max_memory, content["weights"]["sha256"])
+        places = {key: Path(path).parent / part["file"] for key, part in parts.items()}
+        stored = read(Path(weights or places["weights"]), max_memory, content["weights"]["sha256"])
         if "config" in places:
-            read(config or places["config"], max_memory, content["config"]["sha256"])
+            read(Path(config or places["config"]), max_memory, content["config"]["sha256"])
     with context("weights"):
         tensors = read_tensors(stored, max_memory)
     with context("certificate"):
-        nodes, results, place = content["nodes"], content["results"], images or places["images"]
+        nodes, results, place = content["nodes"], content["results"], Path(images or places["images"])
         check_graph(nodes)
         require(type(results) is list and results, "results: expected a list, not empty")
         require(content["images"]["dtype"] in [*DIVISORS], f"images, dtype: expected one of {[*DIVISORS]}")

@@ -66,8 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     _check(command)
 
     from onelip.attacks.result import Claims, read_claims
-    from onelip.certify.margins import PAPER_RADII
-    from onelip.certify.predict import certify
+    from onelip.certification.margins import PAPER_RADII
+    from onelip.certification.predict import certify
     from onelip.training.build import load_run
 
     loaded = load_run(command.run)
@@ -171,7 +171,7 @@ def _attack(
 
 def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) -> dict[str, dict[str, float]]:
     """For each radius: certified accuracy (a lower bound of robust accuracy), attacked accuracy (an upper one), gap."""
-    from onelip.certify.margins import radius_name
+    from onelip.certification.margins import radius_name
 
     rows = {}
     for radius in radii:

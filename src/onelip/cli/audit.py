@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from onelip.bounds.audit import audit
+    from onelip.certification.audit import audit
     from onelip.nn import Normalize
 
     torch.manual_seed(command.seed)

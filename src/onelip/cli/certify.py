@@ -18,7 +18,7 @@ from onelip.core.errors import RecipeError, RunError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from onelip.certify.certification import Certification
+    from onelip.certification.result import Certification
     from onelip.training.build import LoadedRun
 
 
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     if command.out is not None or command.exact:
         _need_flint()
 
-    from onelip.certify.predict import certify
+    from onelip.certification.predict import certify
     from onelip.training.build import load_run
 
     loaded = load_run(command.run)
@@ -182,7 +182,7 @@ def _write(command: Certify, found: "Certification", images: "Tensor", source: s
 
     import numpy as np
 
-    from onelip.certify.certificate import WeightFile, make_certificate, save_certificate
+    from onelip.certification.certificate import WeightFile, make_certificate, save_certificate
     from onelip.core.files import write_whole
     from onelip.training.run_directory import RunDirectory
 

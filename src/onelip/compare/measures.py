@@ -98,11 +98,11 @@ def memory_ratio(recipe: Recipe, data: ImageData, twins_memory: float | None) ->
 
 
 def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
-    """The audit's bound for the stored weights, whatever the method states; None where nobody vouches, by name."""
-    from onelip.bounds.audit import audit
+    """The audit's bound for the stored weights, whatever the method states; None where it is unproved."""
+    from onelip.certification.audit import audit
 
     found = audit(plain, to_float(data.test_images[:2]), lower=False, effort="high")
-    why = None if found.upper is not None else "; ".join(found.not_vouched)
+    why = None if found.upper is not None else "; ".join(found.unproved)
     return {"proved": found.upper, "why": why}
 
 

@@ -60,7 +60,7 @@ def columns(record: dict[str, Any]) -> list[Column]:
         Column("predict", "time of the baked network, plain network = 1", _ratio("inference"), _times),
         Column(
             "constant",
-            "Lipschitz constant proved of the stored weights, rounded up; - where nobody vouches for one",
+            "Lipschitz constant proved of the stored weights, rounded up; - where it is unproved",
             lambda row: row["constant"]["proved"],
             rounded_up,
         ),

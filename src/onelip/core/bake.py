@@ -48,14 +48,35 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         >>> list(bake(nn.Sequential(onelip.nn.AOLLinear(4, 4))).state_dict())
         ['0.weight', '0.bias']
     """
-    has_norms = fold and any(map(is_foldable, model.modules()))
-    if not has_norms and not any(map(parametrize.is_parametrized, model.modules())):
+    if is_plain(model, fold=fold):
         plain = copy.deepcopy(model)
     else:
         with unchanged(model):
             plain = _bake(copy.deepcopy(model), expand, fold)
     _check_finite(plain)
     return plain
+
+
+def is_plain(model: nn.Module, *, fold: bool = True) -> bool:
+    """Whether `bake` would only copy the model: no module is parametrized, and there is no batch normalisation to fold.
+
+    Examples:
+        >>> is_plain(nn.Linear(2, 2)), is_plain(nn.BatchNorm1d(2)), is_plain(nn.BatchNorm1d(2), fold=False)
+        (True, False, True)
+    """
+    return not any(parametrize.is_parametrized(m) or (fold and is_foldable(m)) for m in model.modules())
+
+
+def plain_of(model: Model, *, fold: bool = True) -> Model:
+    """Return the model itself if it is plain, else `bake(model)`. Callers must not change the result.
+
+    Raises:
+        NonFiniteWeight: if a weight is not finite.
+    """
+    if not is_plain(model, fold=fold):
+        return bake(model, fold=fold)
+    _check_finite(model)
+    return model
 
 
 def _bake(model: Model, expand: bool, fold: bool) -> Model:

@@ -33,6 +33,10 @@ class OutOfRange(ProofError, OverflowError):
     """A proof needs a number outside the range of float64."""
 
 
+class CannotTrace(ValueError):
+    """A model that has no graph of fixed operations from one tensor to one tensor."""
+
+
 class ChangingModel(ValueError):
     """The state of a model changes when it runs, or contains an object that cannot be compared."""
 

@@ -3,8 +3,11 @@
 from typing import ClassVar
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from onelip.core.errors import UnknownLipschitzConstant
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.guards import InputSizeGuard
 
 
 class LipschitzModule(nn.Module):
@@ -43,3 +46,30 @@ class LipschitzModule(nn.Module):
         if self.proved_constant is None:
             raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
         return self.proved_constant
+
+
+def is_changed(module: nn.Module) -> str | None:
+    """Why the module may compute something else than its class is known for, or None."""
+    if "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
+        return "its forward was replaced"
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
+        return "has a forward hook, which may change its input or output"
+    kind = parametrize.type_before_parametrizations(module)
+    if kind.__call__ is not nn.Module.__call__:
+        return "its class overrides __call__"
+    if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
+        _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
+    ):
+        return "its class overrides forward without stating a constant anew"
+    for torch_layer in LINEAR_LAYERS:
+        if isinstance(module, torch_layer) and any(
+            getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")
+        ):
+            return f"its class overrides the forward of {torch_layer.__name__}"
+    return None
+
+
+def _depth(kind: type, name: str) -> int:
+    """How far up the bases an attribute is defined; 0 is the class itself."""
+    return next((i for i, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))

@@ -6,25 +6,19 @@ parametrization was created for, and only while the layer keeps that geometry.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.bound import Bound
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.guards import InputSizeGuard, guard_input_size
 from onelip.core.plain_weights import accept_plain_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)
-
-
-class Claim(NamedTuple):
-    """A proved constant, or None, with a short reason."""
-
-    constant: float | None
-    why: str
 
 
 class LipschitzParametrization(nn.Module):
@@ -199,22 +193,22 @@ def parametrization_list(module: nn.Module, name: str = "weight") -> parametrize
     return found
 
 
-def claim_of(module: nn.Module) -> Claim | None:
+def bound_by_construction(module: nn.Module) -> Bound | None:
     """Return the constant that the onelip parametrization of a layer proves in eval mode; None without one.
 
     Examples:
         >>> import onelip
-        >>> claim_of(onelip.aol(nn.Linear(3, 3)))
-        Claim(constant=1.0, why='AOL on the inputs')
+        >>> bound_by_construction(onelip.aol(nn.Linear(3, 3)))
+        Bound(constant=1.0, why='AOL on the inputs')
     """
     found = find_parametrization(module)
     if found is None:
         return None
     if (reason := found.mismatch(module)) is not None:
-        return Claim(None, reason)
+        return Bound(None, reason)
     dtype = original_of(module).dtype
     constant = found.constant_in(dtype)
     if constant is None:
-        return Claim(None, f"{found.describe()}: not bounded by construction")
+        return Bound(None, f"{found.describe()}: not bounded by construction")
     rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
-    return Claim(constant, found.describe() + rounded)
+    return Bound(constant, found.describe() + rounded)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from onelip.certify.certificate import digest
+from onelip.certification.certificate import digest
 from onelip.checker.certificate import FORMAT, VERSION
 from onelip.core.errors import RunError, UsageError
 from onelip.core.files import disk_error, write_whole

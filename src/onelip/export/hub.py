@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from onelip._summary import summary
 from onelip._version import __version__
+from onelip.certification.summary import summary
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.files import disk_error

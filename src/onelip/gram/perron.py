@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from onelip.core.precision import full_precision
-from onelip.gram._floats import normalizer
 from onelip.gram.row_sums import algorithm, per_column
+from onelip.gram.scaling import normalizer
 
 _ITERATIONS = 2000
 _FIXED_POINT_ITERATIONS = 100
@@ -40,7 +40,7 @@ def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
         W: kernel (g, rows, columns, *taps).
         rescale: map of kernels that multiplies each column by a factor.
     """
-    blocks = _connected_blocks(_absolute_matrix(W))
+    blocks = connected_blocks(_absolute_matrix(W))
     V = W.double() * normalizer(W.double())  # the same columns up to a factor; their lengths do not underflow
     length = _column_lengths(V)
     s = torch.ones_like(length)
@@ -48,13 +48,13 @@ def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
     for _ in range(_FIXED_POINT_ITERATIONS):
         factor = _column_lengths(rescale(V * per_column(s, V))) / length
         factor = torch.where(length > 0, factor, 1.0)
-        top = _block_maximum(factor, blocks)
-        history.append(float((top / -_block_maximum(-factor, blocks) - 1).max()))
+        top = block_maximum(factor, blocks)
+        history.append(float((top / -block_maximum(-factor, blocks) - 1).max()))
         stalled = len(history) > _PATIENCE and not history[-1] < 0.8 * history[-1 - _PATIENCE]
         if stalled or not history[-1] > 100 * _tolerance(W):
             break
         s = s / factor
-        s = s / _block_maximum(s, blocks)
+        s = s / block_maximum(s, blocks)
     return W * per_column(s.to(W.dtype), W)
 
 
@@ -79,25 +79,25 @@ def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
         >>> perron_vector(torch.tensor([[[1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64))
         tensor([[1., 1.]], dtype=torch.float64)
     """
-    blocks = _connected_blocks(T)
+    blocks = connected_blocks(T)
     # Subtracting the smallest diagonal entry keeps the eigenvectors and speeds up the convergence.
     shifted = T - torch.diag_embed(T.diagonal(dim1=1, dim2=2).amin(1, keepdim=True).expand(T.shape[:2]))
     s = torch.ones_like(T[:, 0])
     for _ in range(_ITERATIONS):
         product = (shifted @ s[:, :, None]).squeeze(-1)
-        top = _block_maximum(product, blocks)
+        top = block_maximum(product, blocks)
         # A block of size one may be zero after the shift; its s is final.
         renewed = torch.where(top > 0, product / top, s)
         renewed = torch.where(renewed > 0, renewed, s)
         ratio = torch.where(s > 0, renewed / s, torch.ones_like(s))
-        spread = _block_maximum(ratio, blocks) / -_block_maximum(-ratio, blocks)
+        spread = block_maximum(ratio, blocks) / -block_maximum(-ratio, blocks)
         s = renewed
         if not bool((spread > 1 + tolerance).any()):
             break
     return s
 
 
-def _connected_blocks(T: Tensor) -> Tensor:
+def connected_blocks(T: Tensor) -> Tensor:
     """A label (g, n) for each index; two labels are equal if a chain of non-zero entries connects the indices."""
     n = T.shape[1]
     labels = torch.arange(n, device=T.device).expand(T.shape[:2])
@@ -111,6 +111,6 @@ def _connected_blocks(T: Tensor) -> Tensor:
         labels = renewed
 
 
-def _block_maximum(values: Tensor, blocks: Tensor) -> Tensor:
+def block_maximum(values: Tensor, blocks: Tensor) -> Tensor:
     largest = torch.full_like(values, -torch.inf).scatter_reduce(1, blocks, values, "amax")
     return largest.gather(1, blocks)

@@ -24,7 +24,6 @@ from torch.autograd import Function
 
 from onelip.core.floats import power_of_two
 from onelip.core.precision import full_precision
-from onelip.gram._floats import column_exponents, exponent_of, exponent_reach, negligible, poisoned, within_range
 from onelip.gram.correlation import self_correlation
 from onelip.gram.row_sums import (
     absolute_row_sums,
@@ -35,6 +34,7 @@ from onelip.gram.row_sums import (
     row_sums_and_signs,
     signed_product,
 )
+from onelip.gram.scaling import column_exponents, exponent_of, exponent_reach, negligible, poisoned, within_range
 
 # BLAS libraries sum products with few columns sequentially: for 10,000 equal rows the norm of W was 1 + 6e-5 in
 # float32. Such products are cheap, so float64 is used up to this number of columns; wider ones are summed in blocks.

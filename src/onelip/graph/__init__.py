@@ -1,1 +1,22 @@
-"""What a network computes: the traced calls, the rules of operations, the program of a certificate."""
+"""What a network computes: the traced graph, the operations and their rules, the program of a certificate."""
+
+from onelip.core.errors import CannotTrace
+from onelip.graph import kinds, ops as ops
+from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.step import Refusal, Step, known_operations, register_rule
+from onelip.graph.trace import Graph, Node, Ref, trace
+
+__all__ = [
+    "CannotTrace",
+    "Graph",
+    "Lowering",
+    "Node",
+    "Ref",
+    "Refusal",
+    "Step",
+    "kinds",
+    "known_operations",
+    "lowers",
+    "register_rule",
+    "trace",
+]

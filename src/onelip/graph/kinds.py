@@ -28,7 +28,6 @@ from onelip.core.errors import ProofError
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.rounding import ETA, LIMIT, UNIT, gamma, up, up_root
 from onelip.graph.exact import is_below, largest_sum, squared_norm
-from onelip.nn.groupsort import groupsort
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,12 @@ class Sort(_Exact):
         return {"axis": self.axis, "group_size": self.group_size}
 
     def run(self, *values: Tensor) -> Tensor:
-        return groupsort(values[0], self.group_size, self.axis + 1)
+        axis = self.axis + 1
+        groups = values[0].unflatten(axis, (self.group_size, -1))
+        if self.group_size == 2:  # faster than to sort
+            one, other = groups.unbind(axis)
+            return torch.cat([torch.maximum(one, other), torch.minimum(one, other)], axis)
+        return groups.sort(axis, descending=True).values.flatten(axis, axis + 1)
 
 
 @dataclass(frozen=True)

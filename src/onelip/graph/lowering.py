@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from onelip.bounds.graph import Graph, Ref, trace
-from onelip.bounds.rules._step import argument_of
 from onelip.core.errors import ProofError
 from onelip.graph.kinds import Input, Node, Program, Stored
+from onelip.graph.step import argument_of
+from onelip.graph.trace import Graph, Ref, trace
 
 Rule = Callable[["Lowering"], int]
 AnyRule = TypeVar("AnyRule", bound=Rule)
@@ -105,6 +105,14 @@ class Lowering:
         """Of one sample of the first operand."""
         return self.nodes[self.source].shape
 
+    @property
+    def sample_axis(self) -> int:
+        """The axis that the layer works along (its `dim`), counted within one sample."""
+        axis = self.module.dim % len(self.call.shape) - 1
+        if axis < 0:
+            raise ProofError(f"{self.title}: expected an axis of one sample, got the batch axis")
+        return axis
+
     def argument(self, name: str) -> Any:
         """An argument of an ATen operation by its name, with torch's default where it was left out."""
         return argument_of(self.call, name)
@@ -150,7 +158,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
     """The program of a plain model in float64, for images of one shape.
 
     Args:
-        model: baked.
+        model: baked, in eval mode, and used by nobody else: the program has its tensors.
         input_shape: (channels, height, width).
 
     Raises:
@@ -162,7 +170,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
         >>> [node.kind for node in lower(model, (1, 2, 2)).nodes]
         ['input', 'join', 'affine']
     """
-    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64))
+    graph = trace(model, torch.zeros(2, *input_shape, dtype=torch.float64), is_own=True)
     stored = {name: tensor.detach() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     program = Lowering(graph, stored).program()
     if len(program.nodes[-1].shape) != 1 or program.classes < 2:

@@ -24,6 +24,7 @@ from onelip.losses.margin import (
     lmt_scores,
 )
 from onelip.losses.offset import Loss, OffsetCrossEntropy
+from onelip.losses.optimal_transport import HKRLoss, KRLoss
 from onelip.losses.penalties import (
     GradientPenaltyLoss,
     OrthogonalityLoss,
@@ -38,6 +39,8 @@ __all__ = [
     "EMMALoss",
     "GloRoLoss",
     "GradientPenaltyLoss",
+    "HKRLoss",
+    "KRLoss",
     "LMTLoss",
     "Loss",
     "NotAChain",

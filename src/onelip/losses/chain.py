@@ -9,16 +9,15 @@ power iteration: for losses, never for certificates.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from onelip.bounds.modules import vouch
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.graph.modules import bound_module, links
 from onelip.nn import ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d, PadChannels
 
 # Linear maps without weights, which may follow the last linear layer.
@@ -27,23 +26,6 @@ _TAIL = (nn.Flatten, nn.Identity, FirstChannels, PadChannels, LipschitzAvgPool2d
 
 class NotAChain(ValueError):
     """A network that contains a module, or is one, without a known or estimated constant."""
-
-
-def links(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a chain in order; nested Sequentials are flattened, wrappers for several processes removed.
-
-    Examples:
-        >>> [type(link).__name__ for link in links(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Flatten()))]
-        ['ReLU', 'Flatten']
-    """
-    if isinstance(model, DataParallel | DistributedDataParallel):
-        model = model.module
-    model = getattr(model, "_orig_mod", model)  # what torch.compile(model) returns
-    if type(model) is nn.Sequential:
-        for child in model:
-            yield from links(child)
-    else:
-        yield model
 
 
 def split_head(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
@@ -81,7 +63,7 @@ def estimated_constant(model: nn.Module | Sequence[nn.Module]) -> Tensor | float
         elif own is not None:
             product = product * own()
         else:
-            known = vouch(module)
+            known = bound_module(module)
             if known.constant is None:
                 raise NotAChain(
                     f"expected a chain of modules with known constants, got {type(module).__name__}: {known.why}; "

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph.kinds import Abs as AbsNode
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import axis_length
 
 
@@ -40,3 +42,8 @@ class Abs(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"fraction={self.fraction:g}, dim={self.dim}"
+
+
+@lowers(Abs)
+def _lower(low: Lowering) -> int:
+    return low.emit(AbsNode, low.source) if low.module.fraction == 1.0 else low.refuse()

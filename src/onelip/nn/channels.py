@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph.kinds import Join
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import axis_length
 
 
@@ -71,3 +73,8 @@ class PadChannels(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"{self.n}, dim={self.dim}"
+
+
+@lowers(FirstChannels, PadChannels)
+def _lower(low: Lowering) -> int:
+    return low.emit(Join, low.source) if low.sample_axis == 0 else low.refuse()

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph.kinds import Sort
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import axis_length
 from onelip.nn.maxmin import maxmin
 
@@ -62,3 +64,9 @@ class GroupSort(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"group_size={self.group_size}, dim={self.dim}"
+
+
+@lowers(GroupSort)
+def _lower(low: Lowering) -> int:
+    axis = low.sample_axis
+    return low.emit(Sort, low.source, axis=axis, group_size=low.module.group_size or low.shape[axis])

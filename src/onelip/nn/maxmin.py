@@ -18,6 +18,8 @@ from torch.autograd import Function
 
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.tracing import is_compiling
+from onelip.graph.kinds import Sort
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import halves
 
 _WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -147,3 +149,8 @@ class MaxMin(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"
+
+
+@lowers(MaxMin)
+def _lower(low: Lowering) -> int:
+    return low.emit(Sort, low.source, axis=low.sample_axis, group_size=2)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph import kinds
+from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import along_axis, axis_length
 
 
@@ -61,3 +63,9 @@ class Normalize(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"mean={self.mean.tolist()}, std={self.std.tolist()}"
+
+
+@lowers(Normalize)
+def _lower(low: Lowering) -> int:
+    mean, std = (low.tensor(getattr(low.module, role), role) for role in ("mean", "std"))
+    return low.emit(kinds.Normalize, low.source, mean=mean, std=std)

@@ -29,6 +29,9 @@ from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.rounding import root_at_most, up_root
 from onelip.core.tracing import is_compiling
+from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.ops.movement import space_to_depth
+from onelip.graph.ops.pooling import average
 
 Size = int | Sequence[int]
 
@@ -276,3 +279,18 @@ class L2Pool3d(_L2Pool):
     """Norm of every window of (n, c, d, h, w), divided by sqrt(prod ceil(k/s)); global if kernel_size is None."""
 
     axes = 3
+
+
+@lowers(ConcatenationPool1d, ConcatenationPool2d, ConcatenationPool3d)
+def _lower_concatenation(low: Lowering) -> int:
+    return space_to_depth(low, list(low.module.kernel_size))
+
+
+@lowers(LipschitzAvgPool1d, LipschitzAvgPool2d, LipschitzAvgPool3d)
+def _lower_average(low: Lowering) -> int:
+    module, sizes = low.module, low.source_shape[1:]
+    kernel = module.kernel_size or sizes
+    scale = module.scale if module.kernel_size else root_at_most(Fraction(math.prod(kernel)))
+    if any(module.padding) or len(sizes) != module.axes:
+        return low.refuse()
+    return average(low, kernel, module.stride or kernel, scale)

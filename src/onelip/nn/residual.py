@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from onelip.bounds.modules import constant_of
 from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.lipschitz_module import LipschitzModule
+from onelip.graph.modules import constant_of
 
 
 class ConvexResidual(LipschitzModule):

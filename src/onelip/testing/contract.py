@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 from torch.nn.utils import parametrize
 
-from onelip.bounds.modules import vouch
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
+from onelip.graph.modules import bound_module
 from onelip.methods.method import Method
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
 from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance
@@ -185,7 +185,7 @@ class _Norm:
     def __init__(self, method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
         self.method, self.case, self.layer, self.options = method, case, layer, options
         self.is_linear = parametrize.type_before_parametrizations(layer) is getattr(nn, case.kind)
-        if self.is_linear:  # `vouch` is silent where its forward is another one
+        if self.is_linear:  # no bound is known where its forward is another one
             self.stored = replace(case, dtype=torch.float64, bias=False).build()
         else:
             self.stored = bake(layer, expand=False).double()
@@ -193,7 +193,7 @@ class _Norm:
     def check(self, state: str) -> None:
         """Compare with the parameters that the layer has now."""
         self.layer.eval()
-        claim = vouch(self.layer)
+        claim = bound_module(self.layer)
         if claim.constant is None:
             may = self.method.guarantee == "none" or (self.method.guarantee != "proved" and bool(self.options))
             _require(may, "a claimed constant", self.case, why=claim.why, state=state)

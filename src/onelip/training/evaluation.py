@@ -12,25 +12,23 @@ certify with the second. The rounding of the forward pass is not part of these n
 """
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from onelip._summary import summary
-from onelip.bounds import bound_layer
-from onelip.bounds.modules import is_changed, vouch
-from onelip.certify.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
-from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import LINEAR_LAYERS
+from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.certification.summary import summary
 from onelip.core.images import to_float
 from onelip.core.parametrization import find_parametrization
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.losses.chain import head_rows, links, output_shape, pair_distances, split_head
+from onelip.graph.modules import bound_chain, bound_stored, links
+from onelip.losses.chain import head_rows, output_shape, pair_distances, split_head
 from onelip.methods.norms.last_layer import UnitRows
 from onelip.training.objective import certifies_pairs, resolve_method
 from onelip.training.recipe import Recipe
@@ -79,15 +77,16 @@ def find_constants(
         shape: of an image (channels, height, width).
         effort: how much work to spend on small bounds, where bounds are needed.
     """
+    stored = functools.partial(bound_stored, effort=effort)
     per_pair = certifies_pairs(recipe) or _has_normalised_rows(model)
     parts = split_head(plain) if per_pair else None
     if parts is None:
         known = summary(model).constant
         if known is not None or resolve_method(recipe) is None:
             return Constants(known)
-        return Constants(bound_chain(links(plain), effort), None, BY_WEIGHTS)
+        return Constants(bound_chain(links(plain), stored).constant, None, BY_WEIGHTS)
     features, head = parts
-    before, after = bound_chain(features, effort), bound_chain(head, effort)
+    before, after = bound_chain(features, stored).constant, bound_chain(head, stored).constant
     if before is None or after is None:
         return Constants(None, None, BY_PAIRS)
     return Constants(multiply_up(before, after), _pair_constants(features, head, shape, before), BY_PAIRS)
@@ -96,33 +95,6 @@ def find_constants(
 def _has_normalised_rows(model: nn.Module) -> bool:
     parts = split_head(model)
     return parts is not None and isinstance(find_parametrization(parts[1][0]), UnitRows)
-
-
-def bound_chain(modules: Iterable[nn.Module], effort: Effort = "normal") -> float | None:
-    """A proved constant of modules applied one after the other, with the weights they store.
-
-    Returns:
-        The constant; None if no constant of one of the modules is proved.
-
-    Examples:
-        >>> layer = nn.Linear(1, 1)
-        >>> _ = nn.init.constant_(layer.weight, 2.0)
-        >>> 2.0 <= bound_chain([layer, nn.ReLU()]) < 2.0 + 1e-9
-        True
-    """
-    product = 1.0
-    for module in modules:
-        if isinstance(module, LINEAR_LAYERS) and not is_changed(module):
-            try:
-                factor: float | None = bound_layer(module, effort=effort).value
-            except UnsupportedLayer:
-                return None
-        else:
-            factor = vouch(module).constant
-        if factor is None:
-            return None
-        product = multiply_up(product, factor)
-    return product
 
 
 def _pair_constants(features: list[nn.Module], head: list[nn.Module], shape: Sequence[int], before: float) -> Tensor:

@@ -8,7 +8,7 @@ Inequality: W <- W / max(1, ||W||_p / L) after each step, so that ||W||_p <= L.
     p = inf   the largest sum of magnitudes over what one output channel reads
     p = 2     the largest singular value; in training estimated from below by power iteration on the layer's operator
 Certificates here are about L2. For p = 2 evaluation scales by the proved bound of the stored weight instead of the
-estimate. For p = 1 and p = inf the sums are no bound on the L2 norm: nobody vouches by construction, and evaluation
+estimate. For p = 1 and p = inf the sums are no bound on the L2 norm: nothing is proved by construction, and evaluation
 goes by the proved bound of the stored weights.
 BatchNorm in eval mode multiplies channel i by g_i / sqrt(v_i + e): g <- g / max(1, max_i |g_i| / sqrt(v_i + e) / L), by
 `limit_batch_norm`. The running variance v goes on changing, so `onelip.audit` and evaluation go by what is stored.

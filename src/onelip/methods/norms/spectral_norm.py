@@ -11,7 +11,7 @@ Guarantee: at convergence in training; proved in evaluation, for every P.
 
 `spectral_norm_reshaped` follows M, the kernel reshaped to (outputs, inputs * taps), as Miyato et al. and torch do. That
 is not the layer's norm: ||J|| <= sqrt(T) ||M||, T the number of taps that read the same input, and a constant kernel
-attains it. As published the layer is P / ||M||, and nobody vouches for a constant: evaluation goes by the proved bound
+attains it. As published the layer is P / ||M||, and proves no constant: evaluation goes by the proved bound
 of the stored weight, at most about sqrt(T). With overlap=True it is L P / (sqrt(T) ||M||), of norm at most L. Either
 way evaluation computes what training did, by a proved bound of ||M||. Dividing by a bound of the layer's own norm in
 evaluation alone would be sound, too; but it shrinks weights and not the biases after them, by up to sqrt(T) in each
@@ -169,10 +169,10 @@ def spectral_norm_reshaped(
         overlap: divide by the root of the overlap of the taps, too: then the layer has the constant `lipschitz`.
 
     Examples:
-        >>> from onelip.bounds.modules import vouch
-        >>> vouch(spectral_norm_reshaped(nn.Conv2d(2, 2, 3))).constant is None
+        >>> from onelip.graph.modules import bound_module
+        >>> bound_module(spectral_norm_reshaped(nn.Conv2d(2, 2, 3))).constant is None
         True
-        >>> round(vouch(spectral_norm_reshaped(nn.Conv2d(2, 2, 3), overlap=True)).constant, 6)
+        >>> round(bound_module(spectral_norm_reshaped(nn.Conv2d(2, 2, 3), overlap=True)).constant, 6)
         1.0
     """
     return _attach(ReshapedSpectralNorm, module, lipschitz, iterations, None, overlap=overlap)

@@ -44,7 +44,7 @@ from torch.autograd import Function
 
 from onelip.core.precision import full_precision
 from onelip.core.tracing import is_traced
-from onelip.gram._floats import normalizer
+from onelip.gram.scaling import normalizer
 
 Scaling = Literal["tight", "frobenius"]
 

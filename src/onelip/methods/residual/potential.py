@@ -24,7 +24,7 @@ from onelip.core.parametrization import check_lipschitz, find_parametrization, w
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.lowerings.linear import affine
+from onelip.graph.ops.linear import affine
 from onelip.methods.fourier.plain_relu import plain_dense
 from onelip.methods.norms.known_bound import KnownBound
 
@@ -95,7 +95,7 @@ class ConvexPotential(LipschitzModule):
         return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
 
     def _is_bounded(self) -> bool:
-        """Whether somebody vouches for ||V|| <= 1, but for rounding."""
+        """Whether ||V|| <= 1 is proved, but for rounding."""
         try:
             return self._norm_of_weight() <= 1 + 2.0**-10
         except UnknownLipschitzConstant:

@@ -1,0 +1,307 @@
+"""What is proved of a network, step by step, what is measured, and by name what is unproved.
+
+    measured lower bound <= the Lipschitz constant (L2, one sample, eval mode, real arithmetic) <= proved upper bound
+
+The upper bound comes from the graph (`trace`), the rules (`walk`) and the stored weights; no estimate enters it. Where
+one step has no rule there is no upper bound: nothing is assumed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from onelip.bounds.falsify import Claims, example_points, falsify
+from onelip.certification.summary import title_of
+from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
+from onelip.core.state import unchanged
+from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
+from onelip.graph.step import StepBound
+from onelip.graph.trace import Graph, Node, check_model, trace
+from onelip.graph.walk import walk
+from onelip.nn.normalize import Normalize
+
+Effort = Literal["quick", "normal", "high"]
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One step.
+
+    Attributes:
+        place: the module in which it happens; "" is the model itself.
+        layer: what it is.
+        upper: proved bound of the step by itself; None where it has several operands, or is unproved.
+        lower: measured; None where nothing was measured.
+        constant: proved bound from the model's input up to here, or None.
+        why: in a few words.
+        is_refused: whether no bound is known of the step itself.
+    """
+
+    place: str
+    layer: str
+    upper: float | None
+    lower: float | None
+    constant: float | None
+    why: str
+    is_refused: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The rows, and what they come to. `print` it."""
+
+    rows: tuple[AuditRow, ...]
+    upper: float | None  # proved, or None
+    lower: float | None  # measured, or None if that was not asked for
+    unproved: list[str]
+    findings: list[str]
+    input_shape: tuple[int, ...]  # of one sample
+
+    def __str__(self) -> str:
+        head = ("module", "step", "at most", "at least", "so far", "why")
+        table = [head] + [
+            (
+                row.place or "(model)",
+                row.layer,
+                "?" if row.is_refused else "" if row.upper is None else _up(row.upper, 7),
+                "" if row.lower is None else f"{row.lower:.6g}",
+                "?" if row.constant is None else _up(row.constant, 7),
+                row.why,
+            )
+            for row in self.rows
+        ]
+        widths = [max(len(row[i]) for row in table) for i in range(5)]
+        lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[5]]) for row in table]
+        lines.insert(1, "-" * min(120, max(len(line) for line in lines)))
+        lines += [f"finding: {finding}" for finding in self.findings]
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        measured = "" if self.lower is None else f", at least {self.lower:.6g} (measured)"
+        if self.upper is not None:
+            return f"Lipschitz constant at most {_up(self.upper, 10)} (proved, eval mode, real arithmetic){measured}."
+        names = "; ".join(self.unproved[:6]) + ("; ..." if len(self.unproved) > 6 else "")
+        return f"NO PROOF{measured}. Unproved: {names}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for json.dumps."""
+        return {
+            "upper": self.upper,
+            "lower": self.lower,
+            "input_shape": list(self.input_shape),
+            "unproved": list(self.unproved),
+            "findings": list(self.findings),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+def audit(
+    model: nn.Module,
+    example_input: Tensor,
+    *,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    lower: bool = True,
+    effort: Effort = "normal",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Audit:
+    """Audit a network: proved upper bound, measured lower bound, and what has no proof. The model is left as it is.
+
+    Args:
+        model: any torch module from one tensor to one tensor; it is looked at in eval mode.
+        example_input: an input with its batch axis, in the units in which the constant is wanted: pixels in [0, 1].
+        normalize: (mean, std) per channel, if images are standardised before the model: it is part of the function.
+        lower: whether to measure, which takes most of the time for small networks.
+        effort: how hard to work on each stored weight; see `bound_weight`.
+        seed: of the measurement.
+        progress: called with a line of text now and then.
+
+    Raises:
+        CannotTrace: if the model has no fixed graph of operations, saying why.
+        UnsoundBound: if a measurement contradicts a proof.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
+        >>> _ = nn.init.eye_(model[1].weight)
+        >>> found = audit(model, torch.rand(1, 1, 2, 2))
+        >>> 1 <= found.upper < 1 + 1e-9, found.unproved
+        (True, [])
+    """
+    return audited(model, example_input, normalize, lower, effort, seed, progress)[0]
+
+
+def audited(
+    model: nn.Module,
+    example_input: Tensor,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    lower: bool = False,
+    effort: Effort = "normal",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Audit, Claims]:
+    """`lipschitz`, and the program that it is about."""
+    say = progress or (lambda line: None)
+    check_model(model)
+    findings = _findings_before(model, example_input, normalize)
+    whole = model
+    if normalize is not None:
+        first = Normalize(*normalize).to(example_input)
+        whole = nn.Sequential(OrderedDict(normalize=first, model=model))
+    rounded = _ambient_autocast(example_input)
+    with torch.autocast(example_input.device.type, enabled=False), _traced_errors(), unchanged(whole):
+        say("tracing the graph")
+        graph = trace(whole, example_input)
+        bounds = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
+        upper = bounds[graph.output].constant
+        claims = claims_of(graph, bounds)
+        say("searching for the steepest slope" if lower else "trying to refute the bound")
+        points = example_points(example_input, 8 if lower else 4, seed)
+        found, measured = _measure(graph, claims, points, lower, seed, findings)
+        if upper is not None:
+            reference = Reference(claims, [node.dtype for node in graph.nodes])
+            check_model_itself(whole, reference, points[:4], example_input)
+    has_prefix = normalize is not None
+    rows = tuple(
+        _row(node, bound, measured.get(node.index), has_prefix)
+        for node, bound in zip(graph.nodes, bounds, strict=True)
+        if node.op != "input" and (node.op != "getitem" or bound.is_refused)
+    )
+    unproved = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
+    if rounded is not None:
+        unproved.insert(0, f"(model): called under torch.autocast, which rounds to {rounded}; leave the region")
+        upper = None
+    findings += _findings_after(rows, graph, bounds, measured, has_prefix)
+    return Audit(rows, upper, found, unproved, findings, tuple(graph.input_shape[1:])), claims
+
+
+def _row(node: Node, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
+    layer = title_of(node.module) if node.module is not None else _short(node.op)
+    place = _own_place(node.place, has_prefix)
+    return AuditRow(place, layer, bound.factor, measured, bound.constant, bound.why, bound.is_refused)
+
+
+def _own_place(place: str, has_prefix: bool) -> str:
+    """The place in the user's model, not in the one with the standardisation in front."""
+    return place.removeprefix("model").removeprefix(".") if has_prefix else place
+
+
+def _short(op: str) -> str:
+    name = op.split(".")[1] if op.count(".") == 2 else op
+    return "batch_norm" if name == "_native_batch_norm_legit_no_training" else name.lstrip("_")
+
+
+def _ambient_autocast(example: Tensor) -> str | None:
+    kind = example.device.type
+    return str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else None
+
+
+@contextmanager
+def _traced_errors() -> Iterator[None]:
+    """State that changes is one of the reasons why a model cannot be traced."""
+    try:
+        yield
+    except ChangingModel as error:
+        raise CannotTrace(str(error)) from error
+
+
+def _measure(
+    graph: Graph, claims: Claims, points: Tensor, is_long: bool, seed: int, findings: list[str]
+) -> tuple[float | None, dict[int, float]]:
+    """The largest ratios found: of the network, and of its linear steps; a short search has none to show."""
+    first: dict[Any, int] = {}  # a layer used twice is measured once
+    for node in graph.nodes:
+        if is_long and is_linear(node):
+            shape = graph.nodes[node.inputs[0]].shape
+            first.setdefault((id(node.module), shape) if node.module is not None else node.index, node.index)
+    try:
+        if not is_long:
+            falsify(claims, points[:2], seed=seed)
+            return None, {}
+        found = falsify(claims, points, steps=24, thorough=set(first.values()), seed=seed)
+    except RuntimeError as error:
+        if isinstance(error, UnsoundBound):
+            raise
+        findings.append(f"the network could not be measured: {str(error).splitlines()[0]}")
+        return None, {}
+    measured: dict[int, float] = {}
+    for node in graph.nodes:
+        if is_linear(node):
+            shape = graph.nodes[node.inputs[0]].shape
+            key = (id(node.module), shape) if node.module is not None else node.index
+            measured[node.index] = found.steps[first[key]]
+    return found.network, measured
+
+
+def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[str]:
+    findings = []
+    if isinstance(example, Tensor) and example.is_floating_point() and example.numel():
+        least, most = float(example.min()), float(example.max())
+        if not (least >= 0 and most <= 1):
+            way = "give an example in [0, 1]" if normalize else (
+                "pass normalize=(mean, std) with an example in [0, 1], or put onelip.nn.Normalize first"
+            )  # fmt: skip
+            findings.append(
+                f"input is not in raw pixel units: expected [0, 1], got {least:.4g} to {most:.4g}. If it was "
+                f"standardised, the constant is not per pixel unit, and radii made of it are wrong; {way}"
+            )
+    for name, module in model.named_modules():
+        findings += _misplaced(name, module)
+    if model.training and any(isinstance(m, nn.modules.batchnorm._NormBase | nn.Dropout) for m in model.modules()):
+        findings.append("the model is in training mode; what is audited is its eval mode: call model.eval()")
+    return findings
+
+
+def _misplaced(name: str, module: nn.Module) -> list[str]:
+    """torch's parametrizations that norm the matrix (out, in * taps), which is not the operator of a convolution."""
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return []
+    parts: list[Any] = [*module._forward_pre_hooks.values()]  # where the older torch.nn.utils.spectral_norm is
+    if parametrize.is_parametrized(module):
+        lists: Any = module.parametrizations
+        parts += [part for maps in lists.values() for part in maps]
+    kinds = {type(part).__name__.strip("_") for part in parts if type(part).__module__ in _TORCHS}
+    return [
+        f"{name or '(model)'}: torch's {kind} norms the weight as a matrix, not the convolution, whose norm can be "
+        "several times larger"
+        for kind in sorted(kinds & {"SpectralNorm", "Orthogonal"})
+    ]
+
+
+_TORCHS = ("torch.nn.utils.parametrizations", "torch.nn.utils.spectral_norm")
+
+
+def _findings_after(
+    rows: tuple[AuditRow, ...],
+    graph: Graph,
+    bounds: tuple[StepBound, ...],
+    measured: dict[int, float],
+    has_prefix: bool,
+) -> list[str]:
+    remarks = dict.fromkeys(
+        f"{_own_place(node.place, has_prefix) or '(model)'}: {bound.remark}"
+        for node, bound in zip(graph.nodes, bounds, strict=True)
+        if bound.remark
+    )
+    above = [row for row in rows if row.lower is not None and row.lower > 1 + 1e-6]
+    findings = list(remarks)
+    if above:
+        above.sort(key=lambda row: -(row.lower or 0.0))
+        names = ", ".join(f"{row.place or '(model)'} ({row.lower:.4g})" for row in above[:5])
+        findings.append(
+            f"{len(above)} of {len(measured)} linear steps have a norm above 1 (measured): {names}"
+            + (", ..." if len(above) > 5 else "")
+        )
+    return findings
+
+
+def _up(value: float, digits: int) -> str:
+    """Rounded up in the last of some significant digits: what is printed is a bound, too."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
+    return f"{rounded:f}" if 1e-4 <= value < 1e10 or value == 0 else f"{rounded:e}"

@@ -1,0 +1,251 @@
+"""The certificate file: everything that somebody else needs to prove the radii again, without this library.
+
+The file names the weights by their hash and has no number that the checker does not prove or compute itself. What is
+computed is written as float.hex(), what is proved as a fraction, so nothing is lost in the writing.
+docs/certificates.md tells the format.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onelip._version import __version__
+from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.proof import LayerBound, Proof
+from onelip.certification.result import Certification
+from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
+from onelip.core.errors import ProofError
+from onelip.core.files import write_whole
+from onelip.core.images import DTYPES, images_hash
+from onelip.graph.kinds import Affine, Node, Program
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """The files that a certificate is about: plain.safetensors of a run, or any safetensors file of the network."""
+
+    weights: Path
+    config: Path | None = None
+
+
+def write_certificate(
+    path: str | Path,
+    certification: Certification,
+    images: Tensor,
+    files: WeightFile,
+    *,
+    source: str,
+    images_file: str | Path | None = None,
+    radii: Sequence[float] = PAPER_RADII,
+) -> dict[str, Any]:
+    """Write the certificate of images, whole or not at all; returns what it says.
+
+    Args:
+        path: of the file; the paths in it are relative to its directory.
+        certification: of these images, in the sound mode, with `proof="exact"`.
+        images: as they were certified.
+        files: weights and config; the weights in the file must be those of the proof.
+        source: where the images are from, for people.
+        images_file: a .npy file of the images, if there is one or will be, as seen from the directory of `path`.
+        radii: of the CRA in the summary.
+
+    Raises:
+        ProofError: if the certification is not sound and exact, or is about other weights or images.
+        RunError: if the disk refuses.
+    """
+    content = make_certificate(
+        certification, images, files, folder=Path(path).parent, source=source, images_file=images_file, radii=radii
+    )
+    save_certificate(path, content)
+    return content
+
+
+def save_certificate(path: str | Path, content: dict[str, Any]) -> None:
+    """Write what `make_certificate` made, whole or not at all."""
+    write_whole(Path(path), _text(content).encode())
+
+
+def _text(content: dict[str, Any]) -> str:
+    """JSON with one line for each node and each image: thousands of images stay readable, and differ line by line."""
+    parts = []
+    for key, value in content.items():
+        if key in ("nodes", "results"):
+            text = "[\n  " + ",\n  ".join(json.dumps(entry, allow_nan=False) for entry in value) + "\n ]"
+        else:
+            text = json.dumps(value, allow_nan=False)
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def make_certificate(
+    certification: Certification,
+    images: Tensor,
+    files: WeightFile,
+    *,
+    folder: Path,
+    source: str,
+    images_file: str | Path | None = None,
+    radii: Sequence[float] = PAPER_RADII,
+) -> dict[str, Any]:
+    """The content of a file in `folder`."""
+    proof = certification.proof
+    if certification.mode != "sound" or proof is None or proof.kind != "exact":
+        kind = None if proof is None else proof.kind
+        raise ProofError(
+            f"expected a certification in the sound mode with proof='exact', got mode {certification.mode!r} with "
+            f"proof {kind!r}: a file holds exact fractions only; certify again"
+        )
+    found = images_hash(images)
+    shape = (len(certification.classes), *proof.program.input_shape)
+    if tuple(images.shape) != shape or found != certification.images_sha256:
+        raise ProofError(f"expected the images that were certified, got others of shape {tuple(images.shape)}")
+    check_weights(proof.program, files.weights)
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "onelip": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "statement": STATEMENT,
+        "arithmetic": ARITHMETIC,
+        "weights": _hashed(files.weights, folder),
+        "config": None if files.config is None else _hashed(files.config, folder),
+        "images": {
+            "source": source,
+            "file": "" if images_file is None else _relative(folder / images_file, folder),
+            "sha256": found,
+            "dtype": DTYPES[images.dtype],
+            "count": len(images),
+            "shape": list(images.shape[1:]),
+        },
+        "preprocessing": {"divide_by": 255 if images.dtype == torch.uint8 else 1},
+        "nodes": [_node(proof, index) for index in range(len(proof.program.nodes))],
+        "pairs": proof.head.node is not None,
+        "results": _results(certification),
+        "summary": _summary(certification, radii),
+    }
+    return {**body, "digest": digest(body)}
+
+
+def digest(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of all parts but the digest itself.
+
+    Examples:
+        >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+        True
+    """
+    body = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """How a file in `folder` names another one; by its name alone where there is no way (another drive of Windows)."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return path.name
+
+
+def _hashed(path: Path, folder: Path) -> dict[str, str]:
+    return {"file": _relative(path, folder), "sha256": file_hash(path)}
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
+
+
+def check_weights(program: Program, path: Path) -> None:
+    """The file must hold, bit for bit, the numbers of the program, under the names of its nodes."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ProofError(f"{path}: expected a safetensors file of the weights, got {error}") from error
+    for name, tensor in stored.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ProofError(f"{path}: expected float32 and float64 only, got {tensor.dtype} in {name!r}; leave it out")
+    for node in program.nodes:
+        for role, (tensor, name) in node.tensors.items():
+            if name is None:
+                raise ProofError(
+                    f"{node.title}: expected its {role} in the model's state dict, got a constant of the code, which a "
+                    "weight file does not hold; register it as a buffer"
+                )
+            if name not in stored:
+                raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
+            if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
+                raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
+
+
+def _node(proof: Proof, index: int) -> dict[str, Any]:
+    node, state, bound = proof.program.nodes[index], proof.states[index], proof.bounds.get(index)
+    content = node.record()
+    if bound is not None:
+        content["bound"] = _bound(bound, node)
+    numbers = {"lipschitz": state.lipschitz, "norm": state.norm, "error": state.error, **state.facts}
+    return content | {name: str(Fraction(value)) for name, value in numbers.items()}
+
+
+def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
+    witness = bound.witness
+    if witness.kind == "cholesky":
+        return {"kind": "cholesky", "side": witness.side}
+    if witness.kind == "frequencies":
+        return {"kind": "frequencies", "side": witness.side, "tree": witness.tree}
+    scale = witness.scale or ()
+    if witness.kind == "zero":  # any positive numbers show that the Gram operator of no weights is 0
+        assert isinstance(node, Affine)
+        groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.values.shape, witness.side)
+        scale = ((1,) * columns,) * groups
+    rows = [" ".join(map(str, group)) for group in scale]  # as texts: whole numbers of a file have ten digits at most
+    return {"kind": "schur", "side": witness.side, "steps": witness.steps, "scale": rows}
+
+
+def _results(certification: Certification) -> list[dict[str, Any]]:
+    if not bool(certification.logits.isfinite().all()):
+        raise ProofError("expected finite logits, got others; a program that overflows has no certificate")
+    labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
+    outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
+    if outside:
+        raise ProofError(f"expected labels from 0 to {certification.logits.shape[1] - 1}, got {outside[0]}")
+    columns = (labels, certification.classes.tolist(), certification.logits.tolist(), certification.radii.tolist())
+    return [
+        {
+            "index": index,
+            "label": label,
+            "class": predicted,
+            "logits": [x.hex() for x in logits],
+            "radius": radius.hex(),
+            "pixels": pixels,
+        }
+        for index, (label, predicted, logits, radius, pixels) in enumerate(
+            zip(*columns, certification.pixels, strict=True)
+        )
+    ]
+
+
+def _summary(certification: Certification, radii: Sequence[float]) -> dict[str, Any]:
+    """Numbers of images: all, those with a radius, and by radius those with the right class and at least that one."""
+    summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified(), "cra": {}}
+    if certification.labels is not None:
+        odd = [radius for radius in radii if "." in radius_name(radius) or "e" in radius_name(radius)]
+        if odd:
+            raise ProofError(f"expected radii of at most nine digits in a certificate file, got {odd[0]!r}; round it")
+        shares = certification.cra((0.0, *radii))
+        summary["cra"] = {radius: round(share * len(certification.classes)) for radius, share in shares.items()}
+    return summary

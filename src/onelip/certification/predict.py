@@ -1,0 +1,273 @@
+"""Certified prediction: a class and a radius for every image.
+
+Sound mode. The claim is about the float64 program: for every image x' with ||x' - x||_2 <= radius, running the network
+on x' gives the same class, strictly ahead of all others, whatever the order in which its sums are added up. The
+rounding of the images (k / 255), of the network and of the radius itself is inside.
+
+Real-arithmetic mode. The ordinary claim of the literature, about the function that the network would be without
+rounding, with logits as computed: radius = min_j (f_y - f_j) / slope_yj, up to (not including) it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from onelip.bounds.falsify import Claims, example_points, falsify, refute
+from onelip.certification.audit import audited
+from onelip.certification.environment import check_backends, check_sound
+from onelip.certification.head import same_for_all
+from onelip.certification.margins import real_radii
+from onelip.certification.proof import Effort, Progress, Proof, check_model, check_same, claims_of, prove_baked
+from onelip.certification.radius import certified_radii, pixel_distance
+from onelip.certification.result import Certification, Mode
+from onelip.core.bake import bake, plain_of
+from onelip.core.errors import ProofError
+from onelip.core.images import check_images, images_hash, to_float
+from onelip.core.precision import full_precision
+from onelip.core.state import unchanged
+from onelip.graph.kinds import State
+from onelip.graph.reference import Reference, check_model_itself
+
+
+def certify(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None = None,
+    *,
+    mode: Mode = "sound",
+    proof: Literal["fast", "exact"] | Proof = "fast",
+    batch_size: int = 250,
+    effort: Effort = "normal",
+    progress: Progress | None = None,
+) -> Certification:
+    """Class and certified L2 radius of each image, in units of pixels in [0, 1].
+
+    Args:
+        model: in eval mode; for the sound mode in float64 on the CPU. Where it has parametrized layers or batch
+            normalisation, what runs and is certified is `onelip.bake(model)`.
+        images: (N, C, H, W), uint8, or float32 and float64 in [0, 1].
+        labels: (N) of int64, for accuracy and CRA.
+        mode: "sound" for the program as it runs, "real-arithmetic" for the ordinary claim, in any precision.
+        proof: "fast", "exact", or what `prove` gave for this model and shape.
+        batch_size: images at a time; changes nothing but speed and memory.
+        effort: how tight the bounds of the layers shall be.
+        progress: called with how much is done, of how much, and what.
+
+    Raises:
+        ProofError: if the model is no float64 program (sound mode), or an operation has no rule; if a given proof is of
+            another program than the model is now.
+        CannotTrace: if the model changes from call to call, or is not what its trace shows.
+        UnsoundBound: if a measurement contradicts the proof: a mistake in the library.
+        ValueError: for images outside of [0, 1], or of another type.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double().eval()
+        >>> _ = model[1].weight.data.copy_(torch.tensor([[0.8, 0.0], [0.0, 0.8]]))
+        >>> found = certify(model, torch.tensor([[[[0.9, 0.4]]]]))
+        >>> int(found.classes[0]), round(float(found.radii[0]), 6)  # the distance to the diagonal
+        (0, 0.353553)
+    """
+    if mode not in ("sound", "real-arithmetic"):
+        raise ValueError(f"expected the mode 'sound' or 'real-arithmetic', got {mode!r}; pick one")
+    if batch_size < 1:
+        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}")
+    check_images(images)
+    _check_labels(labels, len(images))
+    certify_in = _certify_soundly if mode == "sound" else _certify_ordinarily
+    if mode == "sound":
+        check_sound(model)
+    with unchanged(model):
+        return certify_in(model, images, labels, proof, batch_size, effort, progress)
+
+
+def _certify_soundly(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
+    proof: Literal["fast", "exact"] | Proof,
+    batch_size: int,
+    effort: Effort,
+    progress: Progress | None,
+) -> Certification:
+    plain, points = plain_of(model), _points(images)
+    proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
+    check_backends(proved.program, batch_size)
+    check_model(proved, model, points)
+    _check_range(labels, proved.program.classes)
+    logits = _run(plain, images, batch_size, torch.float64, progress, _Comparison(proved))
+    radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
+    return Certification(
+        mode="sound",
+        classes=logits.argmax(1),
+        radii=torch.from_numpy(radii),
+        pixels=_pixels(images, radii.tolist()),
+        logits=logits,
+        labels=labels,
+        constant=proved.constant,
+        head=proved.head,
+        proof=proved,
+        images_sha256=images_hash(images),
+    )
+
+
+def _certify_ordinarily(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
+    proof: Literal["fast", "exact"] | Proof,
+    batch_size: int,
+    effort: Effort,
+    progress: Progress | None,
+) -> Certification:
+    plain = bake(model, fold=False).eval()  # as it is: what rounding a folded weight does is no part of this claim
+    like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
+    proved, points = None, _points(images)
+    try:
+        proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
+        constant, claims = proved.constant, claims_of(proved, points)
+    except ProofError:
+        if isinstance(proof, Proof):  # of another model
+            raise
+        constant, claims = _audited(plain, points, effort)
+    reference = Reference(claims, [like.dtype])
+    check_model_itself(model, reference, points, like)
+    logits = _run(plain, images, batch_size, like.dtype, progress, _Comparison(reference)).double().cpu()
+    _check_range(labels, logits.shape[1])
+    head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
+    return Certification(
+        mode="real-arithmetic",
+        classes=logits.argmax(1),
+        radii=real_radii(logits, torch.tensor(head.slope, dtype=torch.float64)),
+        pixels=(None,) * len(images),
+        logits=logits,
+        labels=labels,
+        constant=constant,
+        head=head,
+        proof=proved,
+    )
+
+
+def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, Claims]:
+    """The constant by the rules for real arithmetic, which know more operations, and what it is of."""
+    found, claims = audited(bake(plain, fold=False).cpu().double(), points, effort=effort)
+    if found.upper is None or not found.upper < math.inf:
+        raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(found.unproved)}")
+    return found.upper, claims
+
+
+def _points(images: Tensor) -> Tensor:
+    """The first and the last image and two others, in float64: where the proof is tested."""
+    chosen = images[[0, -1]].cpu()
+    return example_points(to_float(chosen, torch.float64), 4)
+
+
+def _proof_for(
+    plain: nn.Module,
+    shape: tuple[int, ...],
+    proof: Literal["fast", "exact"] | Proof,
+    effort: Effort,
+    progress: Progress | None,
+    points: Tensor,
+) -> Proof:
+    if not isinstance(proof, Proof):
+        return prove_baked(plain, shape, proof, effort, progress, points)
+    check_same(proof, plain, shape)
+    falsify(claims_of(proof, points), points[:2])
+    return proof
+
+
+@torch.no_grad()
+def _run(
+    plain: nn.Module,
+    images: Tensor,
+    batch_size: int,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    check: Callable[[Tensor, Tensor], None] | None = None,
+) -> Tensor:
+    """Logits (N, classes) of all images, computed by the model itself."""
+    device = next((p.device for p in plain.parameters()), torch.device("cpu"))
+    parts, done = [], 0
+    with full_precision(device):
+        for part in images.split(batch_size):
+            batch = to_float(part.to(device), dtype)
+            logits = plain(batch)
+            if logits.dim() != 2 or logits.shape[0] != len(batch) or logits.shape[1] < 2:
+                raise ProofError(
+                    f"expected logits (images, classes) of two classes or more, got the shape {tuple(logits.shape)} "
+                    f"for {len(batch)} images"
+                )
+            if check is not None:
+                check(batch, logits)
+            parts.append(logits)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(images), "images")
+    return torch.cat(parts)
+
+
+class _Comparison:
+    """Images run through the program that was proved must give the same as by the model, but for rounding.
+
+    The model itself computes the logits, since it is what will be used. The proof is about a program that was read off
+    it; both computed values lie within `error` of the real one, so their distance is at most twice that. Of the first
+    batch of each length all images are compared, so that a model that works with the length of a batch, or with the
+    place in it, is seen; of others the first, the last and one between. In the real-arithmetic mode there is no proved
+    error, and 8 images of the first batch of each length are compared.
+    """
+
+    def __init__(self, proof: Proof | Reference) -> None:
+        self.proof = proof
+        self.lengths: set[int] = set()
+
+    def __call__(self, batch: Tensor, logits: Tensor) -> None:
+        count = len(batch)
+        is_new, three = count not in self.lengths, [0, count // 2, count - 1]
+        self.lengths.add(count)
+        if isinstance(self.proof, Reference):
+            chosen = sorted({round(i * (count - 1) / 7) for i in range(8)}) if is_new else three
+            self.proof.check(batch[chosen], logits[chosen], f"in a batch of {count} images")
+            return
+        chosen = slice(None) if is_new else three
+        expected = self.proof.program.run(batch[chosen])[-1]
+        distance = float((expected - logits[chosen]).norm(dim=1).max())
+        if not distance <= 2.000001 * self.proof.error:
+            raise ProofError(
+                f"expected logits within {2 * self.proof.error:.3g} of those of the proved program, got a distance of "
+                f"{distance:.3g}: the model is not the function that was traced (does it mix images of a batch?)"
+            )
+        self._check_pairs(batch, logits)
+
+    def _check_pairs(self, batch: Tensor, logits: Tensor) -> None:
+        """Neighbours in the batch are two points, of which the proof says how far their logits are apart at most."""
+        assert isinstance(self.proof, Proof)
+        apart = (batch[1:] - batch[:-1]).flatten(1).norm(dim=1)
+        allowed = self.proof.constant * apart * (1 + 2.0**-30) + 2.000001 * self.proof.error
+        moved = (logits[1:] - logits[:-1]).norm(dim=1)
+        if not bool((moved <= allowed).all()):
+            worst = int((moved - allowed).argmax())
+            refute("the network", float(moved[worst] / apart[worst]), self.proof.constant)
+
+
+def _pixels(images: Tensor, radii: list[float]) -> tuple[int | None, ...]:
+    if images.dtype != torch.uint8:
+        return (None,) * len(radii)
+    return tuple(pixel_distance(radius) for radius in radii)
+
+
+def _check_labels(labels: Tensor | None, count: int) -> None:
+    if labels is None:
+        return
+    if labels.dtype not in (torch.int64, torch.int32) or labels.shape != (count,):
+        raise ValueError(f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}")
+
+
+def _check_range(labels: Tensor | None, classes: int) -> None:
+    if labels is None:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if not (low >= 0 and high < classes):
+        raise ValueError(f"expected labels from 0 to {classes - 1}, got values from {low} to {high}; count from 0")

@@ -1,0 +1,256 @@
+"""The proof about a network: a bound for every layer, the rounding recursion, and the tables of its logits.
+
+It is about the weights, not about an image, so it is made once and serves all images of a shape. "fast" bounds layers
+in float64 with rigorous error terms, "exact" in rational arithmetic (python-flint), as certificate files want it; both
+are proofs.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
+from onelip.bounds.falsify import Claim, Claims, example_points, falsify
+from onelip.certification.head import Head, make_head
+from onelip.core.bake import bake, plain_of
+from onelip.core.batch_norm import is_foldable
+from onelip.core.errors import ProofError
+from onelip.core.state import unchanged
+from onelip.graph.kinds import Affine, Node, Potential, Program, State, propagate
+from onelip.graph.lowering import lower
+from onelip.graph.reference import Reference, check_model_itself
+
+Kind = Literal["fast", "exact"]
+Effort = Literal["quick", "normal", "high"]
+# Called with how much is done, of how much, and what is next.
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class LayerBound:
+    """||W||^2 <= square, and what a checker needs to see it."""
+
+    square: Fraction
+    witness: Witness
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is proved of a network.
+
+    Attributes:
+        kind: "fast" or "exact".
+        program: its operations.
+        states: Lipschitz constant, norm and rounding error of each.
+        bounds: of the linear ones, by node.
+        head: slope and loss of each pair of logits.
+
+    It holds for the program alone: whoever uses it for a model calls `check_same`.
+    """
+
+    kind: Kind
+    program: Program
+    states: tuple[State, ...]
+    bounds: dict[int, LayerBound]
+    head: Head
+
+    @property
+    def constant(self) -> float:
+        """A Lipschitz constant of the map from images to logits (L2, real arithmetic)."""
+        return self.states[-1].lipschitz
+
+    @property
+    def error(self) -> float:
+        """The distance of computed and real logits is never more, at any image or perturbed image."""
+        return self.states[-1].error
+
+    def __str__(self) -> str:
+        return (
+            f"proved ({self.kind}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
+            f"{self.error:.3g}, {len(self.bounds)} linear layers"
+        )
+
+
+def prove(
+    model: nn.Module,
+    input_shape: Sequence[int],
+    proof: Kind = "fast",
+    *,
+    effort: Effort = "normal",
+    progress: Progress | None = None,
+) -> Proof:
+    """Prove the constants of a model's stored weights, and bound the rounding of its float64 program.
+
+    The proof is about `onelip.bake(model)`: with the weights of parametrized layers, and batch normalisation folded.
+
+    Args:
+        model: a plain or parametrized network; weights of float32 are taken to float64, which is exact.
+        input_shape: of one image, (channels, height, width).
+        proof: "fast" or "exact"; the latter needs python-flint.
+        effort: how tight the bounds of the layers shall be.
+        progress: called for every layer.
+
+    Raises:
+        ProofError: if an operation has no rule, or numbers are too large.
+        CannotTrace: if the model has no fixed graph, changes from call to call, or is not what its trace shows.
+        UnsoundBound: if a measurement contradicts the proof: a mistake in the library.
+
+    Examples:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> _ = nn.init.eye_(model[1].weight)
+        >>> 1 <= prove(model, (1, 2, 2)).constant < 1 + 1e-8
+        True
+    """
+    with unchanged(model):
+        points = example_points(torch.full((1, *_checked_shape(input_shape)), 0.5), 4)
+        proved = prove_baked(plain_of(model), input_shape, proof, effort, progress, points)
+        check_model(proved, model, points)
+    return proved
+
+
+def prove_baked(
+    plain: nn.Module,
+    input_shape: Sequence[int],
+    kind: Kind,
+    effort: Effort,
+    progress: Progress | None,
+    points: Tensor,
+) -> Proof:
+    """`prove` for a network that is baked already, which is unchanged; tested at the given points."""
+    if kind not in ("fast", "exact"):
+        raise ValueError(f"expected a proof 'fast' or 'exact', got {kind!r}; pick one")
+    proved = _prove(program_of(plain, _checked_shape(input_shape)), kind, effort, progress or _silent)
+    falsify(claims_of(proved, points), points[:2])
+    return proved
+
+
+def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"expected the shape of one image (channels, height, width), got {shape!r}")
+    return tuple(shape)
+
+
+def claims_of(proof: Proof, points: Tensor) -> Claims:
+    """What is proved of every node, and of the difference of the two largest logits at each of some points."""
+    nodes, states = proof.program.nodes, proof.states
+    steps = []
+    for node, state in zip(nodes, states, strict=True):
+        before = [states[i].lipschitz for i in node.inputs]
+        factor = state.lipschitz / before[0] if len(before) == 1 and before[0] > 0 else None
+        steps.append(Claim(node.title, node.inputs, node.run, state.lipschitz, factor))
+    targets = []
+    for y, j in proof.program.run(points[:2])[-1].topk(2).indices.tolist():
+        difference = functools.partial(_difference, y=y, j=j)
+        targets.append(Claim(f"logit {y} - logit {j}", (len(nodes) - 1,), difference, proof.head.slope[y][j]))
+    return Claims(steps, 64, targets)
+
+
+def _difference(logits: Tensor, y: int, j: int) -> Tensor:
+    return logits[:, y : y + 1] - logits[:, j : j + 1]
+
+
+def check_model(proof: Proof, model: nn.Module, points: Tensor) -> None:
+    """Run a model itself, as different callers would, and compare it with the program that was proved.
+
+    Raises:
+        CannotTrace: if it computes something else.
+        ChangingModel: if that changes the model.
+    """
+    like = next((p.detach() for p in model.parameters() if p.is_floating_point()), torch.zeros((), dtype=torch.float64))
+    # A mean that is subtracted before the division rounds otherwise than one that is folded into a bias.
+    is_folded = any(map(is_foldable, model.modules()))
+    dtypes = [like.dtype, torch.float32] if is_folded else [like.dtype]
+    check_model_itself(model, Reference(claims_of(proof, points), dtypes), points, like)
+
+
+def program_of(plain: nn.Module, shape: tuple[int, ...]) -> Program:
+    """The float64 program of a baked network, in eval mode on the CPU; the network itself is unchanged."""
+    return lower(bake(plain, fold=False).to("cpu").double().eval(), shape)
+
+
+def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
+    """Trace a baked network again, and compare it with the program that was proved: operations, settings, all numbers.
+
+    Raises:
+        ProofError: naming the first difference.
+        CannotTrace: if the model has no fixed graph any more.
+    """
+    if proof.program.input_shape != shape:
+        raise ProofError(f"expected images of the proof's shape {proof.program.input_shape}, got {shape}")
+    if (changed := first_difference(proof.program, program_of(plain, shape))) is not None:
+        raise ProofError(
+            f"expected the program that was proved, got a model that is another one now: {changed}; prove it again"
+        )
+
+
+def first_difference(one: Program, other: Program) -> str | None:
+    """Where another program differs from the first, in operations, settings or numbers; None if it is the same.
+
+    Examples:
+        >>> from onelip.graph.kinds import Abs, Input, Relu
+        >>> one, other = (Program((Input((), (2,)), kind((0,), (2,), "act"))) for kind in (Relu, Abs))
+        >>> first_difference(one, other)
+        "node 1 (relu at 'act'): expected op 'relu', got 'abs'"
+    """
+    for index, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=False)):
+        mine, theirs = a.record(), b.record()
+        for key in (*mine, *theirs):
+            if repr(mine.get(key)) != repr(theirs.get(key)):
+                got = f"expected {key} {mine.get(key)!r:.80}, got {theirs.get(key)!r:.80}"
+                return f"node {index} ({a.title}): {got}"
+        for role, stored in a.tensors.items():
+            # Bit for bit: 0 and -0 differ, and NaN does not occur in a program.
+            old, new = (values.contiguous().view(torch.int64) for values in (stored.values, b.tensors[role].values))
+            if old.shape != new.shape or not torch.equal(old, new):
+                return f"node {index} ({a.title}): expected the {role} as it was, got other numbers in {stored.name!r}"
+    if len(one.nodes) != len(other.nodes):
+        return f"expected {len(one.nodes)} nodes, got {len(other.nodes)}"
+    return None
+
+
+def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> Proof:
+    bounds: dict[int, LayerBound] = {}
+    seen: dict[object, LayerBound] = {}  # shared layers are proved once
+    states: list[State] = []
+    total = sum(isinstance(node, Affine) for node in program.nodes)
+    nodes: list[Node] = []
+    for index, node in enumerate(program.nodes):
+        if isinstance(node, Affine):
+            progress(len(bounds), total, node.place or node.kind)
+            key = (node.weight.name or index, node.geometry)
+            bounds[index] = seen.get(key) or _bound(node, kind, effort)
+            seen[key] = bounds[index]
+            node = replace(node, square=bounds[index].square)
+        nodes.append(node)
+        states.append(propagate(node, *(states[i] for i in node.inputs)))
+    program = Program(tuple(nodes))
+    progress(total, total, "pairs of classes")
+    return Proof(kind, program, tuple(states), bounds, make_head(program, states))
+
+
+def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
+    weight, geometry = node.weight.values, node.geometry
+    # What is above 1 here counts four times in a potential, 2 (1 + t)^2 - 1, and what is below counts nothing.
+    enough = 0.0
+    if isinstance(node, Potential):
+        enough, effort = 1 + 2.0**-16, "high" if effort == "normal" else effort
+    try:
+        fast = bound_weight(weight, geometry, effort=effort, exact=kind == "exact", enough=enough)
+        if kind == "exact" and fast.witness.kind != "frequencies":  # which are proved in integers always
+            try:
+                found = exact_bound(weight, geometry, fast.witness)
+            except ProofFailed:  # a claim too near to the truth; the next best always holds
+                found = exact_bound(weight, geometry)
+            return LayerBound(found.square, found.witness)
+    except (ValueError, OverflowError) as error:
+        raise ProofError(f"{node.title}: {error}") from error
+    return LayerBound(Fraction(fast.value) ** 2, fast.witness)
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    pass

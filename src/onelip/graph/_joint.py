@@ -1,0 +1,669 @@
+"""Steps that bring parts of one tensor together again, bounded by what they read rather than by the sum of all.
+
+Let A be the last node through which all operands of a step depend on the input (its dominator). Each operand, and then
+the step itself, gets weights w_i >= 0, one for each entry of A, with
+
+    ||f - f'||^2 <= sum_i w_i (A_i - A'_i)^2,
+
+so the step is sqrt(max w)-Lipschitz in A. The weights follow the program:
+
+    A itself            1
+    slices, sums        rows, see _rows.py: which entries of A are read, and with which factors
+    L-Lipschitz maps    L^2 times the weights of the operand
+    side by side        the sum of the weights: where the parts are disjoint, each entry of A is in one of them
+    f + g               (1 + t) w_f + (1 + 1/t) w_g for any t > 0, as |a + b|^2 <= (1 + t) |a|^2 + (1 + 1/t) |b|^2
+
+Where parts overlap, both weights count: nothing is assumed of them. Several operands that reach A through one node D
+are first bounded together in terms of D.
+
+Note [Orders]
+    The maximum and the minimum of two tensors are two slices of one tensor: of the two, side by side, sorted pair by
+    pair. Sorting is 1-Lipschitz (rearrangement). So this sorted tensor is put in between, as a node that the program
+    does not have: then max(a, b) and min(a, b) are disjoint parts of it. Likewise amax, amin, median, topk and sort of
+    one tensor over the same axes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from onelip.core.rounding import multiply_up, up, up_root
+from onelip.graph import _rows
+from onelip.graph._rows import Decisions, NoRows, Rows
+from onelip.graph.ops.movement import COPIES, MOVES, SPLITS, inserted, trace_entries
+from onelip.graph.step import Refusal, Step, StepBound, check_alike, find_rule
+from onelip.graph.trace import Graph, Node, Ref
+
+_TYPES = (torch.float32, torch.float64, torch.bool)
+_SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor")
+_PAIRS = {  # which half of the sorted pair
+    **dict.fromkeys(("aten.maximum.default", "aten.max.other", "aten.fmax.default"), 1),
+    **dict.fromkeys(("aten.minimum.default", "aten.min.other", "aten.fmin.default"), 0),
+}
+_OF_PAIRS = ("aten.hypot.default", "aten.logaddexp.default", "aten.logaddexp2.default")
+_ORDERS = ("aten.amax.default", "aten.amin.default")
+_ORDERS_OF_SEVERAL = (
+    "aten.max.dim", "aten.min.dim", "aten.aminmax.default", "aten.median.dim", "aten.kthvalue.default",
+    "aten.topk.default", "aten.sort.default", "aten.sort.stable",
+)  # fmt: skip
+_SIGNS = {  # of a negative number, of zero, of a positive one
+    "sign": (-1.0, 0.0, 1.0), "sgn": (-1.0, 0.0, 1.0),
+    "gt": (0.0, 0.0, 1.0), "ge": (0.0, 1.0, 1.0), "lt": (1.0, 0.0, 0.0), "le": (1.0, 1.0, 0.0),
+}  # fmt: skip
+_SLOPES = {"relu": (0.0, 1.0), "abs": (-1.0, 1.0)}
+# Increasing functions have slopes from 0 to their constant, others from minus to plus it.
+_INCREASING = {
+    "tanh", "sigmoid", "atan", "asinh", "erf", "selu", "celu", "log_sigmoid", "hardtanh", "relu6", "hardsigmoid",
+    "clamp", "clamp_min", "clamp_max", "softshrink",
+}  # fmt: skip
+_SMOOTH = _INCREASING | {"gelu", "silu", "mish", "hardswish", "elu", "sin", "cos", "prelu"}
+_ENTRY_BY_ENTRY = {
+    *_SMOOTH,
+    *_SIGNS, *_SLOPES, "add", "sub", "rsub", "mul", "div", "neg", "leaky_relu", "logical_not", "bitwise_not"
+}  # fmt: skip
+_OPERATIONS = {
+    f"aten.{name}.{overload}" for name in _ENTRY_BY_ENTRY for overload in ("default", "Tensor", "Scalar")
+} | {"aten.where.self"}
+
+
+_MEETS = 2.0**-40  # how far pieces may be apart, of their coefficients: see Note [Jumps] of _rows.py
+
+
+class Weight(NamedTuple):
+    """A bound of a step in terms of a node before it: sqrt of the largest weight, and a remark."""
+
+    constant: float
+    ancestor: int  # a node of the graph
+    remark: str | None
+
+
+@dataclass(frozen=True)
+class _Entity:
+    """A node of the graph, or one that is put in between (Note [Orders]).
+
+    Attributes:
+        shape: of a sample.
+        operands: entities.
+        parent: the last entity through which it depends on the input; its own number for the input.
+        depth: number of parents above.
+        factor: its constant in its one operand; None if there are several, or if none is known.
+        node: the node of the graph.
+        positions: if it consists of entries of its one operand, a function that gives which.
+    """
+
+    shape: tuple[int, ...]
+    operands: tuple[int, ...]
+    parent: int
+    depth: int
+    factor: float | None
+    node: Node | None = None
+    positions: Callable[[], Tensor] | None = None
+
+
+class Joint:
+    """Follows a graph node by node; `enter` every node, in order."""
+
+    def __init__(self, graph: Graph, effort: Any) -> None:
+        self.graph, self.effort = graph, effort
+        self.entities: list[_Entity] = []
+        self.of_node: dict[int, int] = {}
+        self._same: dict[Any, int] = {}
+        self._refused: set[int] = set()  # nodes
+        self._roots: set[int] = set()  # entities that stand for roots
+        self._pairs: dict[tuple[int, ...], int] = {}  # by the two
+        self._sorted: dict[tuple[int, ...], int] = {}  # by the tensor, and the axes
+        self._regions: dict[int, _Region] = {}
+        self._links: dict[int, tuple[Tensor, str | None] | None] = {}
+
+    def enter(self, node: Node, verdict: StepBound) -> Weight | None:
+        """Add a node, with what its rule says; a bound if parts come together here.
+
+        A node that is made of squares stands for its root, as `StepBound.root` does.
+        """
+        try:
+            entity = self._entity(node, verdict)
+        except Exception:  # of what cannot be followed nothing is known
+            entity = self._new(node.shape[1:], (), None)
+        self.of_node[node.index] = entity
+        try:
+            return self._bound(node, entity)
+        except Exception:  # and proves nothing
+            return None
+
+    def _entity(self, node: Node, verdict: StepBound) -> int:
+        key = self._key(node)
+        if key not in self._same:
+            self._same[key] = self._made(node, verdict)
+        if verdict.root is not None:
+            self._roots.add(self._same[key])
+        return self._same[key]
+
+    def _made(self, node: Node, verdict: StepBound) -> int:
+        unknown = (node.shape[1:], (), None)
+        if verdict.root is not None or verdict.by_roots:
+            inputs = node.inputs if verdict.ancestor is None else (verdict.ancestor,)
+            if len(inputs) > 1 and node.op not in _SUMS:
+                return self._new(*unknown)
+            operands = tuple(self.of_node[i] for i in inputs)
+            return self._new(node.shape[1:], operands, verdict.root_factor, None if verdict.root is not None else node)
+        reads = [self.graph.nodes[i] for i in node.inputs]
+        if verdict.is_refused:
+            # Perhaps it has rows: a product with a mask jumps, and a sum of two may not.
+            self._refused.add(node.index)
+            return self._new(*unknown) if node.op not in _OPERATIONS else self._plain(node, None)
+        is_lost = any(self.of_node[read.index] in self._roots for read in reads) or (
+            node.op == "getitem" and reads[0].index in self._refused
+        )
+        return self._new(*unknown) if is_lost else self._add(node, verdict.factor)
+
+    def _bound(self, node: Node, number: int) -> Weight | None:
+        found = self.entities[number]
+        if found.operands and found.operands[0] in self._pairs.values():  # of a pair, which is none of the nodes
+            number, found = found.operands[0], self.entities[found.operands[0]]
+        if len(found.operands) < 2:
+            return None
+        link = self._link(number)
+        if link is None or not self.region(found.parent).has_parts(found.operands):
+            return None
+        constant, above = _root(link[0]), found.parent
+        while (ancestor := self.entities[above].node) is None:
+            scale = self.scale(above, self.entities[above].parent)
+            if scale is None:
+                return None
+            constant, above = multiply_up(constant, scale), self.entities[above].parent
+        return Weight(constant, ancestor.index, link[1])
+
+    def _add(self, node: Node, factor: float | None) -> int:
+        producer = self.graph.nodes[node.inputs[0]] if node.op == "getitem" else node
+        step = self.step(producer)
+        if node.op == "getitem" and producer.op in SPLITS:
+            index = node.arguments[1]
+            source = self.of_node[producer.inputs[0]]
+            return self._new(node.shape[1:], (source,), 1.0, node, lambda: trace_entries(step).pieces[index] - 1)
+        if node.op == "getitem" and len(producer.inputs) == 1:
+            found = self._order(node, producer) if producer.op in _ORDERS_OF_SEVERAL else None
+            # One of several results; what the producer's own rule says is in the node's constant.
+            return found if found is not None else self._new(
+                node.shape[1:], (self.of_node[producer.inputs[0]],), self._factor_of(producer, factor), node
+            )  # fmt: skip
+        if (node.op in _PAIRS or node.op in _OF_PAIRS) and len(node.inputs) == 2 and self._are_alike(node):
+            return self._of_pair(node)
+        if node.op in _ORDERS and len(node.inputs) == 1 and (found := self._order(node, node)) is not None:
+            return found
+        return self._plain(node, factor)
+
+    def _plain(self, node: Node, factor: float | None) -> int:
+        operands = tuple(self.of_node[i] for i in node.inputs)
+        return self._new(node.shape[1:], operands, factor if len(operands) == 1 else None, node)
+
+    def _key(self, node: Node) -> Any:
+        """The same for nodes that compute the same: programs slice one tensor again and again."""
+
+        def plain(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return "node", self.of_node[argument.index]
+            return ("tensor", id(argument)) if isinstance(argument, Tensor) else argument
+
+        if not node.inputs:
+            return node.index
+        return repr((node.op, id(node.module), tree_map(plain, (node.arguments, node.keywords))))
+
+    def _factor_of(self, producer: Node, factor: float | None) -> float | None:
+        own = self.entities[self.of_node[producer.index]].factor
+        return None if own is None or factor is None else multiply_up(own, factor)
+
+    def _new(
+        self,
+        shape: tuple[int, ...],
+        operands: tuple[int, ...],
+        factor: float | None,
+        node: Node | None = None,
+        positions: Callable[[], Tensor] | None = None,
+    ) -> int:
+        number = len(self.entities)
+        parent = self.common(operands) if operands else 0
+        depth = self.entities[parent].depth + 1 if number else 0
+        self.entities.append(_Entity(shape, operands, parent, depth, factor, node, positions))
+        return number
+
+    def _are_alike(self, node: Node) -> bool:
+        """Whether both operands have the shape of the result."""
+        return all(self.graph.nodes[i].shape == node.shape for i in node.inputs)
+
+    def _of_pair(self, node: Node) -> int:
+        """The larger or the smaller of two, Note [Orders], or something else that is 1-Lipschitz in the pair."""
+        pair = tuple(sorted(self.of_node[i] for i in node.inputs))
+        shape = node.shape[1:]
+        if pair not in self._pairs:
+            self._pairs[pair] = self._new((2, *shape), pair, None)
+        if node.op in _OF_PAIRS:
+            return self._new(shape, (self._pairs[pair],), 1.0, node)
+        positions = torch.arange(2 * math.prod(shape)).reshape(2, *shape)
+        which = _PAIRS[node.op]
+        return self._new(shape, (self._pairs[pair],), 1.0, node, lambda: positions[which])
+
+    def _order(self, node: Node, producer: Node) -> int | None:
+        """Some entries of groups, by their rank, Note [Orders]."""
+        source = self.of_node[producer.inputs[0]]
+        shape = self.entities[source].shape
+        step = self.step(producer)
+        dim = step.argument("dim")
+        index = node.arguments[1] if node.op == "getitem" else 0
+        axes = sorted({d % (len(shape) + 1) - 1 for d in (dim if isinstance(dim, list | tuple) else [dim])}
+                      if dim is not None and dim != [] else {-1})  # fmt: skip
+        if axes[0] < 0 or (index and "aminmax" not in producer.op):  # the batch; or indices, which jump
+            return None
+        count = math.prod(shape[axis] for axis in axes)
+        ranks = _ranks(step, count, index)
+        if count == 0 or ranks is None:
+            return None
+        kept = [n for axis, n in enumerate(shape) if axis not in axes]
+        key = (source, *axes)
+        if key not in self._sorted:
+            self._sorted[key] = self._new((*kept, count), (source,), 1.0)
+        between = self._sorted[key]
+
+        def positions() -> Tensor:
+            found = torch.arange(math.prod(shape)).reshape(*kept, count)[..., ranks]
+            return (found.movedim(-1, axes[0]) if len(axes) == 1 else found).reshape(node.shape[1:])
+
+        return self._new(node.shape[1:], (between,), 1.0, node, positions)
+
+    def step(self, node: Node, constants: Any = ()) -> Step:
+        return Step(node, self.graph, constants, self.effort)
+
+    def region(self, ancestor: int) -> "_Region":
+        if ancestor not in self._regions:
+            self._regions[ancestor] = _Region(self, ancestor)
+        return self._regions[ancestor]
+
+    def common(self, entities: Sequence[int]) -> int:
+        """The last entity through which all of them depend on the input, possibly one of them."""
+        found = entities[0]
+        for other in entities[1:]:
+            while found != other:
+                a, b = self.entities[found], self.entities[other]
+                if a.depth >= b.depth:
+                    found = a.parent
+                if b.depth >= a.depth:
+                    other = b.parent
+        return found
+
+    def scale(self, entity: int, ancestor: int) -> float | None:
+        """A constant of an entity in terms of one that it depends on the input through."""
+        constant = 1.0
+        while entity != ancestor:
+            link = self._link(entity)
+            if link is None:
+                return None
+            constant = multiply_up(constant, _root(link[0]))
+            entity = self.entities[entity].parent
+        return constant
+
+    def _link(self, number: int) -> tuple[Tensor, str | None] | None:
+        """Weights of an entity in terms of its parent, and a remark; None if nothing is known."""
+        if number not in self._links:
+            entity = self.entities[number]
+            if entity.factor is not None:
+                self._links[number] = torch.tensor(_square_up(entity.factor), dtype=torch.float64), None
+            else:
+                self._links[number] = self.region(entity.parent).join(number) if entity.operands else None
+        return self._links[number]
+
+
+def _ranks(step: Step, count: int, index: int) -> list[int] | None:
+    """Which entries of each sorted group a step gives, from the smallest on."""
+    name = step.node.op.split(".")[1]
+    if name == "sort":
+        return list(range(count))[:: -1 if step.argument("descending") else 1]
+    if name == "topk":
+        k = step.argument("k")
+        ranks = list(range(count))[::-1][:k] if step.argument("largest") else list(range(count))[:k]
+        return ranks if step.argument("sorted") else None
+    if name == "median":
+        return [(count - 1) // 2]
+    if name == "kthvalue":
+        return [step.argument("k") - 1]
+    return [count - 1] if name in ("amax", "max") or (name == "aminmax" and index == 1) else [0]
+
+
+class _Region:
+    """What is known of entities in terms of one of them, the ancestor, through which all depend on the input."""
+
+    def __init__(self, joint: Joint, ancestor: int) -> None:
+        self.joint, self.ancestor = joint, ancestor
+        self.size = math.prod(joint.entities[ancestor].shape)
+        self.decisions = Decisions()
+        self._kinds: dict[int, str] = {0: "whole", ancestor: "rows"}
+        self._rows: dict[int, Rows | None] = {}
+
+    def kind(self, number: int) -> str:
+        """ "rows": perhaps piecewise affine; "narrow": reads fewer entries than the ancestor has; or "whole"."""
+        missing, found = [number], self._kinds
+        while missing:
+            if missing[-1] in found:
+                missing.pop()
+                continue
+            entity = self.joint.entities[missing[-1]]
+            has_rows = entity.positions is not None or (entity.node is not None and self._may_have_rows(entity.node))
+            on = (*entity.operands, entity.parent) if has_rows else (entity.parent,)
+            if unknown := [other for other in on if other not in found]:
+                missing += unknown
+                continue
+            last = missing.pop()
+            if has_rows and all(found[other] == "rows" for other in on):
+                found[last] = "rows"
+            elif found[entity.parent] == "rows":
+                found[last] = "narrow" if math.prod(self.joint.entities[entity.parent].shape) < self.size else "whole"
+            else:
+                found[last] = found[entity.parent]
+        return found[number]
+
+    def _may_have_rows(self, node: Node) -> bool:
+        is_known = node.op in _OPERATIONS or node.op in MOVES or node.op in COPIES
+        is_fit = node.dtype in _TYPES and node.shape[:1] == (self.joint.graph.batch,)
+        return is_known and is_fit
+
+    def has_parts(self, operands: Sequence[int]) -> bool:
+        """Whether weights may say more than constants: for two operands at least that do not read everything."""
+        return sum(self.kind(operand) != "whole" for operand in operands) >= 2
+
+    def join(self, number: int) -> tuple[Tensor, str | None] | None:
+        """Weights of an entity with several operands, and a remark; None if nothing is known."""
+        entity = self.joint.entities[number]
+        if entity.node is None:
+            found = self._family([(operand, 1) for operand in entity.operands])
+            return None if found is None else (found, None)
+        if self.has_parts(entity.operands):
+            try:
+                return self._parts(number, entity.node)
+            except (NoRows, Refusal):
+                pass
+        rule = find_rule(entity.node.op)
+        if rule is None or entity.node.index in self.joint._refused:
+            return None
+        constants = {i: self.joint.scale(self.joint.of_node[i], self.ancestor) for i in entity.node.inputs}
+        if any(constant is None for constant in constants.values()):
+            return None
+        try:
+            constant = rule(self.joint.step(entity.node, constants)).constant
+        except Refusal:
+            return None
+        return None if constant is None else (torch.tensor(_square_up(constant), dtype=torch.float64), None)
+
+    def _parts(self, number: int, node: Node) -> tuple[Tensor, str | None]:
+        if self.kind(number) == "rows" and (rows := self.rows(number)) is not None:
+            exact = self.decisions.is_continuous(rows, 0.0)
+            if exact or self.decisions.is_continuous(rows, _MEETS):
+                return _rows.weights(rows, self.size), None if exact else _REMARK
+        found = self._sum(node) if node.op in _SUMS else self._side_by_side(node) if node.op in MOVES else None
+        if found is None:
+            raise NoRows
+        return found, None
+
+    def _sum(self, node: Node) -> Tensor | None:
+        step = self.joint.step(node)
+        alpha = abs(float(step.argument("alpha")))
+        terms = []
+        for name, factor in (("self", 1.0), ("other", alpha)):
+            operand = step.argument(name)
+            if node.op == "aten.rsub.Tensor":
+                factor = 1.0 if name == "other" else alpha
+            shape = self.joint.graph.nodes[operand.index].shape
+            if len(shape) != len(node.shape):
+                return None
+            copies = math.prod(node.shape) // max(1, math.prod(shape))
+            weights = self._whole(self.joint.of_node[operand.index])
+            if weights is None:
+                return None
+            terms.append(_times(_square_up(factor), _times(float(copies), weights)))
+        first, second = terms
+        if not float(first.max()) > 0 or not float(second.max()) > 0:
+            return _plus(first, second)
+        ratio = math.sqrt(float(second.max()) / float(first.max()))
+        sums = [_plus(_times(up(1 + Fraction(t)), first), _times(up(1 + 1 / Fraction(t)), second))
+                for t in (ratio ** (p / 4) for p in range(2, 9))]  # fmt: skip
+        return min(sums, key=lambda weights: float(weights.max()))
+
+    def _side_by_side(self, node: Node) -> Tensor | None:
+        moved = trace_entries(self.joint.step(node))
+        numbers = torch.cat([piece.flatten() for piece in moved.pieces])
+        parts: list[Rows] = []
+        columns = torch.full((1 + sum(moved.lengths),), -1)  # from the numbers of `Moved` to places in the parts
+        others: list[tuple[int, int]] = []
+        start, place = 1, 0
+        for owner, length in zip(moved.owners, moved.lengths, strict=True):
+            entity = self.joint.of_node[owner.index]
+            rows = self.rows(entity) if self.kind(entity) == "rows" else None
+            if rows is None:
+                counts = torch.bincount(numbers, minlength=len(columns))[start : start + length]
+                others.append((entity, int(counts.max()) if length else 0))
+            else:
+                parts.append(rows)
+                columns[start : start + length] = torch.arange(place, place + length)
+                place += length
+            start += length
+        found = self._family(others)
+        if found is None or not parts:
+            return found
+        picked = columns[numbers]
+        rows = _rows.pick(_rows.concatenate(parts), picked[picked >= 0])
+        if not self.decisions.is_continuous(rows, 0.0):
+            return None
+        return _plus(found, _rows.weights(rows, self.size))
+
+    def _family(self, members: list[tuple[int, int]]) -> Tensor | None:
+        """Weights of entities side by side, each so many times."""
+        total = torch.zeros((), dtype=torch.float64)
+        counts: Counter[int] = Counter()
+        for entity, times in members:
+            counts[entity] += times
+        members = list(counts.items())
+        once = [entity for entity, times in members if times == 1 and self.kind(entity) == "rows"]
+        together = {entity: self.rows(entity) for entity in once}
+        parts = [rows for rows in together.values() if rows is not None]
+        if len(parts) == len(together) > 1:
+            rows = _rows.concatenate(parts)
+            if not self.decisions.is_continuous(rows, 0.0):
+                return None
+            total = _rows.weights(rows, self.size)
+            members = [member for member in members if member[0] not in together]
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for member in members:
+            groups.setdefault(self._child(member[0]), []).append(member)
+        for group in groups.values():
+            below = self.joint.common([entity for entity, _ in group])
+            if len(group) == 1 or below == self.ancestor:
+                for entity, times in group:
+                    found = self._whole(entity)
+                    if found is None:
+                        return None
+                    total = _plus(total, _times(float(times), found))
+                continue
+            inner = self.joint.region(below)._family(group)
+            found = None if inner is None else self._through(below, inner)
+            if found is None:
+                return None
+            total = _plus(total, found)
+        return total
+
+    def _child(self, entity: int) -> int:
+        """The entity below the ancestor through which another one depends on it."""
+        while entity != self.ancestor and self.joint.entities[entity].parent != self.ancestor:
+            entity = self.joint.entities[entity].parent
+        return entity
+
+    def _whole(self, number: int) -> Tensor | None:
+        """Weights of an entity: its rows, or those of the last one before it that has some, times constants."""
+        chain, rows = [], None
+        while number != self.ancestor:
+            rows = self.rows(number) if self.kind(number) == "rows" else None
+            if rows is not None and self.decisions.is_continuous(rows, 0.0):
+                break
+            chain.append(number)
+            number = self.joint.entities[number].parent
+        if number == self.ancestor or rows is None:
+            weights = torch.ones((), dtype=torch.float64)
+        else:
+            weights = _rows.weights(rows, self.size)
+        for entity in reversed(chain):
+            link = self.joint._link(entity)
+            if link is None:
+                return None
+            is_next = self.joint.entities[entity].parent == number
+            through = self._through(number, link[0]) if is_next and link[0].dim() else None
+            weights = _times(float(link[0].max()), weights) if through is None else through
+        return weights
+
+    def _through(self, number: int, weights: Tensor) -> Tensor | None:
+        """Weights over the entries of an entity, as weights over those of the ancestor."""
+        if number == self.ancestor:
+            return weights
+        rows = self.rows(number) if weights.dim() and self.kind(number) == "rows" else None
+        if rows is not None and len(rows.index) == 1 and len(rows.slope) == 1:
+            squares = _up(rows.slope[0, 0] ** 2, rows.slope[0, 0].abs() == 1)
+            terms = _up(squares * weights, (squares == 1) | (squares == 0))
+            total = torch.zeros(self.size, dtype=torch.float64).index_add_(0, rows.index[0], terms)
+            most = int(torch.bincount(rows.index[0]).max()) if len(rows.index[0]) else 0
+            return total if most <= 1 else total * (1 + most * 2.0**-50)
+        whole = self._whole(number)
+        return None if whole is None else _times(float(weights.max()), whole)
+
+    def rows(self, number: int) -> Rows | None:
+        """An entity of kind "rows" as rows over the ancestor, or None."""
+        missing = [number]
+        while missing:
+            last = missing[-1]
+            entity = self.joint.entities[last]
+            if last == self.ancestor:
+                self._rows[last] = _rows.identity(entity.shape)
+            unknown = [] if last in self._rows else [other for other in entity.operands if other not in self._rows]
+            if unknown:
+                missing += unknown
+                continue
+            missing.pop()
+            if last not in self._rows:
+                try:
+                    self._rows[last] = self._made(entity)
+                except (NoRows, Refusal):
+                    self._rows[last] = None
+        return self._rows[number]
+
+    def _made(self, entity: _Entity) -> Rows:
+        operands = [self._rows[operand] for operand in entity.operands]
+        if any(rows is None for rows in operands):
+            raise NoRows
+        if entity.positions is not None:
+            (source,) = operands
+            assert source is not None
+            return _rows.pick(source, entity.positions())
+        assert entity.node is not None
+        node, step = entity.node, self.joint.step(entity.node)
+        if node.op in COPIES:
+            if not (node.dtype.is_floating_point or self.joint.graph.nodes[node.inputs[0]].dtype == node.dtype):
+                raise NoRows
+            return self._operand(step, node.arguments[0])
+        if node.op in MOVES and not (node.op == "aten.where.self" and isinstance(node.arguments[0], Ref)):
+            return self._moved(step)
+        name = node.op.split(".")[1]
+        if name in _SMOOTH:
+            if entity.factor is None:
+                raise NoRows
+            least = 0.0 if name in _INCREASING else -entity.factor
+            return self.decisions.smooth(self._operand(step, node.arguments[0]), least, entity.factor)
+        return self._entry_by_entry(step, name)
+
+    def _operand(self, step: Step, argument: Any) -> Rows:
+        """An argument of a step entry by entry, broadcast."""
+        shape = step.node.shape
+        if isinstance(argument, Ref):
+            rows = self._rows.get(self.joint.of_node[argument.index])
+            if rows is None or len(rows.shape) != len(shape) - 1:
+                raise NoRows
+            return _rows.expand(rows, shape[1:])
+        check_alike(step, argument)
+        return _rows.constant(torch.as_tensor(argument, dtype=torch.float64).expand(shape)[0])
+
+    def _moved(self, step: Step) -> Rows:
+        moved = trace_entries(step)
+        (piece,) = moved.pieces
+        parts = [self._rows[self.joint.of_node[owner.index]] for owner in moved.owners]
+        fixed = _rows.constant(inserted(step) if bool((piece == 0).any()) else torch.zeros(1))
+        everything = _rows.concatenate([*(part for part in parts if part is not None), fixed])
+        places = torch.arange(piece.numel()).reshape(piece.shape)
+        return _rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
+
+    def _entry_by_entry(self, step: Step, name: str) -> Rows:
+        arguments = step.node.arguments
+        if not (step.node.dtype.is_floating_point or name in _SIGNS or "not" in name):
+            raise NoRows  # sums of booleans are no sums
+        first = self._operand(step, arguments[0])
+        if name in ("add", "sub", "rsub"):
+            alpha = float(step.argument("alpha"))
+            second = self._operand(step, arguments[1])
+            if name == "rsub":
+                first, second = second, first
+            return _rows.add(first, second if name == "add" and alpha == 1 else _rows.scale(second, alpha * (
+                1.0 if name == "add" else -1.0)))  # fmt: skip
+        if name == "mul":
+            return _rows.multiply(first, self._operand(step, arguments[1]))
+        if name == "div":
+            if isinstance(arguments[1], Ref):
+                raise NoRows
+            divisor = self._operand(step, arguments[1])
+            return _rows.multiply(first, replace(divisor, shift=1 / divisor.shift, is_exact=False))
+        if name == "neg":
+            return _rows.scale(first, -1.0)
+        if name in ("logical_not", "bitwise_not"):
+            if len(first.index) or step.node.dtype != torch.bool:
+                raise NoRows
+            return replace(first, shift=1 - first.shift)
+        if name == "where":
+            chosen, other = (self._operand(step, argument) for argument in arguments[1:])
+            if len(first.index):
+                raise NoRows
+            return _rows.add(
+                _rows.multiply(chosen, first), _rows.multiply(other, replace(first, shift=1 - first.shift))
+            )
+        if name in _SIGNS:
+            if len(arguments) == 2:
+                first = _rows.add(first, _rows.scale(self._operand(step, arguments[1]), -1.0))
+            return self.decisions.sign(first, _SIGNS[name])
+        slopes = _SLOPES.get(name) or (float(step.argument("negative_slope")), 1.0)
+        return self.decisions.apply(first, slopes)
+
+
+_REMARK = (
+    "its pieces meet only up to the rounding of its constants: bounded as in real arithmetic, where sines and cosines "
+    "are exact"
+)
+
+
+def _square_up(number: float) -> float:
+    return up(Fraction(number) ** 2) if number < math.inf else math.inf
+
+
+def _root(weights: Tensor) -> float:
+    largest = float(weights.max()) if weights.numel() else 0.0
+    return up_root(Fraction(largest)) if largest < math.inf else math.inf
+
+
+def _up(numbers: Tensor, is_exact: Tensor) -> Tensor:
+    return torch.where(is_exact, numbers, torch.nextafter(numbers, torch.tensor(math.inf, dtype=torch.float64)))
+
+
+def _times(factor: float, weights: Tensor) -> Tensor:
+    """Rounded up."""
+    return weights if factor == 1 else _up(factor * weights, (weights == 0) | (weights == 1))
+
+
+def _plus(a: Tensor, b: Tensor) -> Tensor:
+    """Rounded up."""
+    return _up(a + b, (a == 0) | (b == 0))

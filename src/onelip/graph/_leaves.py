@@ -1,0 +1,136 @@
+"""Layers that stay single nodes of a graph.
+
+Note [Leaves]
+    A linear layer says more as a module than as ATen calls (circular padding is one operator there, a copying pad and a
+    convolution here), and so does a layer of `onelip.nn`, which states a constant. These stay single nodes: during the
+    trace their `forward` is one opaque operation. A layer with hooks, or with a forward that was replaced, is none of
+    these and is traced through; so is one that is called under autocast, since it computes something else there.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onelip.core.contents import is_library
+from onelip.core.geometry import LINEAR_LAYERS, padding_of
+from onelip.core.lipschitz_module import LipschitzModule, is_changed
+
+_WHOLE: set[type[nn.Module]] = set()
+
+
+def keep_whole(*layers: type[nn.Module]) -> None:
+    """Keep layers of torch as single nodes: their rule is lost in ATen operations."""
+    _WHOLE.update(layers)
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Note [Leaves]."""
+    if is_changed(module):
+        return False
+    if isinstance(module, LINEAR_LAYERS):
+        return _pads_as_it_says(module)
+    if isinstance(module, LipschitzModule):
+        # One made of others, without a constant of its own, has to be looked into.
+        return module.proved_constant is not None or next(module.children(), None) is None
+    return type(module) in _WHOLE
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether a leaf is a layer of torch or onelip, whose forward keeps nothing."""
+    kind = type(module)
+    return is_library(kind.__module__, kind.__qualname__, kind)
+
+
+def _pads_as_it_says(module: nn.Module) -> bool:
+    """Whether what a convolution pads is what its settings tell: torch stores it a second time, for other modes."""
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
+        return True
+    stored = [(left, right) for left, right in zip(*[iter(module._reversed_padding_repeated_twice)] * 2, strict=True)]
+    return stored[::-1] == padding_of(module)
+
+
+def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:
+    """A forward for the copy that runs, which calls the operation that stands for its leaf."""
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, Tensor) or torch.is_autocast_enabled(x.device.type) or not _is_set_like(module, leaf):
+            return own(*args, **kwargs)
+        # The tensors go along, so that the graph shows whether they are still the stored ones.
+        return leaf_operation()(x, tensors_of(module), number)
+
+    return forward
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """All parameters and buffers, in order."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def _is_set_like(module: nn.Module, leaf: nn.Module) -> bool:
+    """Whether the settings are those of the leaf: a forward may have changed them before it calls the layer."""
+    return _settings(module) == _settings(leaf) and len(tensors_of(module)) == len(tensors_of(leaf))
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    numbers = (bool, int, float, str, tuple, list, type(None))
+    found = {
+        name: value if isinstance(value, numbers) else type(value)
+        for name, value in module.__dict__.items()
+        if not name.startswith("_") and name != "forward"
+    }
+    found["_reversed"] = getattr(module, "_reversed_padding_repeated_twice", None)
+    found["_has"] = [name for name, parameter in module._parameters.items() if parameter is not None]
+    return found
+
+
+_LEAVES: ContextVar[list[nn.Module]] = ContextVar("leaves of the trace under way")
+
+
+@contextlib.contextmanager
+def leaves_are(leaves: list[nn.Module]) -> Iterator[None]:
+    token = _LEAVES.set(leaves)
+    try:
+        yield
+    finally:
+        _LEAVES.reset(token)
+
+
+class Refused(Exception):
+    """A refusal from inside the trace, whose words are for the user as they are."""
+
+
+@functools.cache
+def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
+    """The operation that stands for a leaf."""
+
+    def compute(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
+        module = _LEAVES.get()[number]
+        y = module.forward(x)
+        if not isinstance(y, Tensor):
+            raise Refused(f"expected {type(module).__name__} to give one tensor, got {type(y).__name__}")
+        return y.clone()  # of its own memory, as torch wants it of an operation
+
+    def shape_of(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
+        # On true numbers: a layer that states its constant may look at values as it likes.
+        with unset_fake_temporarily(), torch.no_grad():
+            sample = torch.randn(tuple(x.shape), generator=torch.Generator().manual_seed(0)).to(x.device, x.dtype)
+            before = sample.clone()
+            y = compute(sample, [], number)
+            if not torch.equal(before, sample):
+                kind = type(_LEAVES.get()[number]).__name__
+                raise Refused(f"expected {kind} to leave its input alone, got one that writes into it")
+        return x.new_empty(tuple(y.shape), dtype=y.dtype)
+
+    types = {"x": Tensor, "tensors": list[Tensor], "number": int, "return": Tensor}
+    compute.__annotations__, shape_of.__annotations__ = types, types
+    leaf = torch.library.custom_op("onelip::leaf", compute, mutates_args=())
+    leaf.register_fake(shape_of)
+    return torch.ops.onelip.leaf.default

@@ -1,0 +1,117 @@
+"""The bound of a module by itself, by construction: without its input, and without a look at free weights.
+
+One rule per exact type: a subclass may have changed `forward`. Where no rule is known there is no bound, never a guess.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils import parametrize
+
+from onelip.bounds.fast import Effort
+from onelip.bounds.linear import bound_layer
+from onelip.core.bound import Bound
+from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.lipschitz_module import LipschitzModule, is_changed
+from onelip.core.parametrization import bound_by_construction
+from onelip.core.rounding import multiply_up
+from onelip.graph.step import Refusal, bound_by_rule
+
+
+def bound_module(module: nn.Module) -> Bound:
+    """The bound of a module by itself.
+
+    Examples:
+        >>> bound_module(nn.LeakyReLU(3.0))
+        Bound(constant=3.0, why='slopes 1 and 3')
+    """
+    if changed := is_changed(module):
+        return Bound(None, changed)
+    if isinstance(module, LINEAR_LAYERS):
+        kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
+        return bound_by_construction(module) or Bound(None, f"{kind}: not bounded by construction")
+    if isinstance(module, LipschitzModule):
+        dim = getattr(module, "dim", None)
+        if dim == 0 or (isinstance(dim, tuple) and 0 in dim):
+            return Bound(None, "works along the batch axis, so samples depend on each other")
+        try:
+            return Bound(module.lipschitz_constant, "onelip layer")
+        except UnknownLipschitzConstant as error:
+            return Bound(None, str(error))
+    try:
+        found = bound_by_rule(module)
+    except Refusal as refusal:
+        return Bound(None, str(refusal))
+    is_finite = found.constant is not None and 0 <= found.constant < math.inf
+    return Bound(found.constant, found.why) if is_finite else Bound(None, "its bound is beyond the range of float64")
+
+
+def bound_stored(module: nn.Module, effort: Effort = "normal") -> Bound:
+    """The bound of a module with the weights that it stores: free weights are bounded, too."""
+    if not isinstance(module, LINEAR_LAYERS) or is_changed(module):
+        return bound_module(module)
+    try:
+        return Bound(bound_layer(module, effort=effort).value, "stored weights")
+    except UnsupportedLayer as error:
+        return Bound(None, str(error))
+
+
+def links(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a chain in order; nested Sequentials are flattened, wrappers for several processes removed.
+
+    Examples:
+        >>> [type(link).__name__ for link in links(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Flatten()))]
+        ['ReLU', 'Flatten']
+    """
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        model = model.module
+    model = getattr(model, "_orig_mod", model)  # what torch.compile(model) returns
+    if type(model) is nn.Sequential and not is_changed(model):
+        for child in model:
+            yield from links(child)
+    else:
+        yield model
+
+
+def bound_chain(modules: Iterable[nn.Module], bound: Callable[[nn.Module], Bound] = bound_module) -> Bound:
+    """The bound of modules applied one after the other: the product of their constants, if all are known.
+
+    Args:
+        modules: in order, such as `links(model)`.
+        bound: of one module: `bound_module` by construction, `bound_stored` with the weights that it stores.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> _ = nn.init.constant_(layer.weight, 2.0)
+        >>> 2.0 <= bound_chain([layer, nn.ReLU()], bound_stored).constant < 2.0 + 1e-9
+        True
+    """
+    product = 1.0
+    for module in modules:
+        found = bound(module)
+        if found.constant is None:
+            return Bound(None, f"{type(module).__name__}: {found.why}")
+        product = multiply_up(product, found.constant)
+    return Bound(product, "product of the modules")
+
+
+def constant_of(module: nn.Module) -> float:
+    """The constant of a module, or of a chain (`nn.Sequential`) of them.
+
+    Raises:
+        UnknownLipschitzConstant: naming the module of which no bound is known.
+
+    Examples:
+        >>> constant_of(nn.Sequential(nn.Flatten(), nn.LeakyReLU(2.0)))
+        2.0
+    """
+    found = bound_chain(links(module))
+    if found.constant is None:
+        raise UnknownLipschitzConstant(
+            f"expected modules with a known Lipschitz constant, got {found.why}; use the layers of onelip, or a "
+            "LipschitzModule of your own that states what you can prove"
+        )
+    return found.constant

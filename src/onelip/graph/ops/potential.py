@@ -1,0 +1,149 @@
+"""x - c A^T t s(A x + b): a step down the gradient of a convex function, as in SLL and CPL layers.
+
+s works entry by entry with slopes between 0 and 1 and t >= 0 is one number for each entry (each channel), so the
+derivative is I - c A^T D A with a diagonal matrix 0 <= D <= T. For c >= 0 its eigenvalues lie between 1 - c ||A^T T A||
+and 1:
+
+    at most max(1, c ||T^(1/2) A||^2 - 1),        which is 1 for ||T^(1/2) A||^2 <= 2 / c.
+
+A transposed convolution with the same weight and settings is the adjoint of a convolution with zero padding, by its
+definition, if it gives back the size that the convolution has read.
+"""
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from onelip.bounds.linear import bound_layer
+from onelip.core.rounding import multiply_up, up
+from onelip.graph.ops.linear import convolution_layer, dense
+from onelip.graph.step import Step, StepBound, check_alike, finite
+from onelip.graph.trace import Node, Ref
+
+_SLOPES = {f"aten.{name}.default" for name in ("relu", "tanh", "sigmoid", "atan", "asinh", "hardtanh", "relu6")}
+_PRODUCTS = ("aten.mul.Tensor", "aten.mul.Scalar")
+_SETTINGS = ("stride", "padding", "dilation", "groups")
+
+
+class _Map(NamedTuple):
+    """A linear map: its weight, the settings of a convolution or None, and the node that it reads."""
+
+    weight: Tensor
+    settings: tuple[Any, ...] | None
+    source: int
+
+
+def gradient_step(step: Step) -> StepBound | None:
+    """The verdict on a difference of this kind, or None."""
+    if step.node.op != "aten.sub.Tensor" or finite(step.argument("alpha")) != 1:
+        return None
+    x, node = step.argument("self"), _node(step, step.argument("other"))
+    if not _node(step, x).shape == node.shape == step.node.shape:
+        return None
+    factor = Fraction(1)
+    while node.op in _PRODUCTS and (found := _by_constant(step, node)) is not None and found[0].numel() == 1:
+        factor *= Fraction(float(found[0]))
+        node = found[1]
+    if not factor >= 0 or (back := _read(step, node, is_back=True)) is None:
+        return None
+    scales, node = [], step.graph.nodes[back.source]
+    while node.op in _PRODUCTS and (found := _by_constant(step, node)) is not None:
+        scales.append(found[0])
+        node = found[1]
+    if node.op not in _SLOPES:
+        return None
+    node = _node(step, node.arguments[0])
+    if node.op == "aten.add.Tensor" and not all(isinstance(argument, Ref) for argument in node.arguments[:2]):
+        check_alike(Step(node, step.graph, ()), *node.arguments[:2])
+        node = step.graph.nodes[node.inputs[0]]
+    forth = _read(step, node, is_back=False)
+    if forth is None or forth.source != x.index or not _are_adjoint(step, forth, back, node):
+        return None
+    square = _square(step, forth, scales, node)
+    if square is None:
+        return None
+    constant = multiply_up(max(1.0, up(max(factor * square - 1, Fraction(0)))), step.constants[x.index])
+    return StepBound(constant, "less the gradient of a convex function", ancestor=x.index)
+
+
+def _node(step: Step, operand: Any) -> Node:
+    return step.graph.nodes[operand.index]
+
+
+def _by_constant(step: Step, node: Node) -> tuple[Tensor, Node] | None:
+    """The constant and the operand of a product."""
+    constants = [argument for argument in node.arguments[:2] if not isinstance(argument, Ref)]
+    check_alike(Step(node, step.graph, ()), *constants)
+    if len(constants) != 1 or step.graph.nodes[node.inputs[0]].shape != node.shape:
+        return None
+    return finite(constants[0]), step.graph.nodes[node.inputs[0]]
+
+
+def _read(step: Step, node: Node, is_back: bool) -> _Map | None:
+    if node.module is not None:
+        return None if is_back else _read_layer(node)
+    if len(node.inputs) != 1 or not isinstance(node.arguments[0], Ref):
+        return None
+    if node.op == "aten.linear.default":
+        return _Map(node.arguments[1], None, node.inputs[0])
+    name = "conv_transpose" if is_back else "conv"
+    names = [f"aten.{name}{d}d.{'default' if d == 1 or not is_back else 'input'}" for d in (1, 2, 3)]
+    if node.op not in names:
+        return None
+    call = Step(node, step.graph, ())
+    axes = len(node.shape) - 2
+    settings = tuple(_per_axis(call.argument(name), axes) for name in _SETTINGS)
+    return _Map(call.argument("weight"), settings, node.inputs[0])
+
+
+def _read_layer(node: Node) -> _Map | None:
+    layer = node.module
+    if type(layer) is nn.Linear:
+        return _Map(layer.weight, None, node.inputs[0])
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or layer.padding_mode != "zeros":
+        return None
+    axes = len(layer.kernel_size)
+    return _Map(layer.weight, tuple(_per_axis(getattr(layer, name), axes) for name in _SETTINGS), node.inputs[0])
+
+
+def _per_axis(value: Any, axes: int) -> Any:
+    return tuple(value) * (axes if len(value) == 1 else 1) if isinstance(value, list | tuple) else value
+
+
+def _are_adjoint(step: Step, forth: _Map, back: _Map, node: Node) -> bool:
+    if forth.settings is None or back.settings is None:
+        return forth.settings is back.settings and torch.equal(forth.weight.T, back.weight)
+    is_same = forth.settings == back.settings and not isinstance(forth.settings[1], str)
+    return is_same and torch.equal(forth.weight, back.weight) and _axes(step, forth) == len(node.shape) - 2
+
+
+def _axes(step: Step, forth: _Map) -> int:
+    return len(step.graph.nodes[forth.source].shape) - 2
+
+
+def _square(step: Step, forth: _Map, scales: list[Tensor], node: Node) -> Fraction | None:
+    """Not below ||T^(1/2) A||^2."""
+    channel = len(node.shape) - 1 if forth.settings is None else 1
+    outputs = node.shape[channel]
+    roots = torch.ones(outputs, dtype=torch.float64)
+    for scale in scales:
+        along = scale.reshape((1,) * (len(node.shape) - scale.dim()) + tuple(scale.shape))
+        if not bool((along >= 0).all()) or along.numel() not in (1, along.shape[channel]):
+            return None  # other numbers for one place than for another
+        # Squared and compared exactly: roots that are not below the true ones.
+        numbers = along.flatten().expand(outputs).tolist()
+        roots *= torch.tensor([_root_up(number) for number in numbers], dtype=torch.float64)
+        roots = torch.where(roots == 1, 1.0, roots * (1 + 2.0**-50))
+    weight = forth.weight.detach().double() * roots.view(-1, *(1,) * (forth.weight.dim() - 1))
+    slack = 1 if bool((roots == 1).all()) else 1 + Fraction(1, 2**48)
+    layer = dense(weight) if forth.settings is None else convolution_layer(weight, False, *forth.settings)
+    size = None if forth.settings is None else step.graph.nodes[forth.source].shape[2:]
+    return Fraction(bound_layer(layer, size, effort=step.effort).value) ** 2 * slack
+
+
+def _root_up(number: float) -> float:
+    root = math.sqrt(number)
+    return root if Fraction(root) ** 2 >= Fraction(number) else math.nextafter(root, math.inf)

@@ -1,0 +1,205 @@
+"""Running programs: a traced graph in float64, and a model that must compute what its traced program does."""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils._pytree import tree_map
+
+from onelip.bounds.falsify import UNIT, Claim, Claims, Search, sample_norms
+from onelip.core.errors import CannotTrace, UnsoundBound
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.precision import full_precision
+from onelip.core.state import State, unchanged
+from onelip.graph.step import StepBound, aten
+from onelip.graph.trace import Graph, Node, Ref
+
+
+def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
+    """What the rules have proved of a graph."""
+    claims = []
+    for node, verdict in zip(graph.nodes, verdicts, strict=True):
+        factor = verdict.factor if len(node.inputs) == 1 else None
+        run = _Runner(node, [graph.nodes[i].dtype for i in node.inputs])
+        title = f"{node.place or 'the model'} ({type(node.module).__name__ if node.module is not None else node.op})"
+        claims.append(Claim(title, node.inputs, run, verdict.constant, factor))
+    return Claims(claims[: graph.output + 1])
+
+
+class _Runner:
+    """A node as a function of its operands in float64, whatever type it was traced in: real arithmetic, nearly."""
+
+    def __init__(self, node: Node, dtypes: list[torch.dtype]) -> None:
+        self.node, self.dtypes = node, dtypes
+        self.unit = UNIT
+        self._wide: nn.Module | None = None
+
+    def __call__(self, *operands: Any) -> Any:
+        if self.unit == UNIT:
+            try:
+                return self._run(operands, widen=True)
+            except UnsoundBound:
+                raise
+            except Exception:  # a forward of somebody else that works in one type only
+                self.unit = 2.0**-14
+        narrow = [_cast(operand, dtype) for operand, dtype in zip(operands, self.dtypes, strict=True)]
+        return _cast(self._run(narrow, widen=False), torch.float64)
+
+    def _run(self, operands: Sequence[Any], *, widen: bool) -> Any:
+        node = self.node
+        if node.op == "getitem":
+            return operands[0][node.arguments[1]]
+        if node.module is not None:
+            if widen and self._wide is None:
+                self._wide = copy.deepcopy(node.module).cpu().double().requires_grad_(False)
+            layer = self._wide if widen else node.module
+            assert layer is not None
+            return layer.forward(operands[0])
+        given = dict(zip(node.inputs, operands, strict=True))
+
+        def fill(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return given[argument.index]
+            if not widen:
+                return argument
+            if isinstance(argument, Tensor):
+                return argument.detach().cpu().double() if argument.is_floating_point() else argument.detach().cpu()
+            if isinstance(argument, torch.device):
+                return torch.device("cpu")
+            return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
+
+        arguments, keywords = tree_map(fill, tuple(node.arguments)), tree_map(fill, dict(node.keywords))
+        return arguments[0] if node.op == "constant" else aten(node.op)(*arguments, **keywords)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, value)
+
+
+class Reference:
+    """What the program gives, to compare a running model with.
+
+    Args:
+        claims: the program; its output has a constant.
+        dtypes: that the model computes in; the coarsest decides how far its outputs may be off.
+    """
+
+    def __init__(self, claims: Claims, dtypes: Iterable[torch.dtype]) -> None:
+        self.claims = claims
+        self.coarsest = max((torch.finfo(dtype) for dtype in dtypes if dtype.is_floating_point), key=lambda f: f.eps)
+        # 32 roundings of the model's own type for each step, and not less than 2^-4 of Note [Slack].
+        self.scale = max(2.0**-4, 16 * self.coarsest.eps / UNIT)
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (N, ...) for inputs in float64, and how far from these those of the model may be, in L2.
+
+        Anywhere, where numbers are so large that the model may overflow.
+        """
+        search = Search(self.claims.steps, torch.Generator(), 4 * self.coarsest.tiny)
+        is_pair, c = self.claims.at_once == 1, self.claims.steps[-1].constant or 0.0
+        parts, near = [], []
+        for some in x.split(2 * self.claims.at_once):
+            count = len(some)
+            values, off = search.run(torch.cat([some, some]) if is_pair and count == 1 else some)
+            y = values[-1]
+            allowed = self.scale * (c * off[-1] + UNIT * sample_norms(y)) + c * search.underflow + self.coarsest.tiny
+            parts.append(y[:count])
+            near.append(torch.where(search.longest < 2.0**-10 * self.coarsest.max, allowed, math.inf)[:count])
+        return torch.cat(parts), torch.cat(near)
+
+    def check(self, x: Tensor, y: Tensor, what: str) -> None:
+        """Refuse outputs y of a model that are not those of the program at inputs x.
+
+        Raises:
+            CannotTrace: with the largest distance.
+        """
+        expected, allowed = self.outputs(x.detach().double().cpu())
+        got = y.detach().double().cpu()
+        if expected.shape != got.shape:
+            raise CannotTrace(f"expected outputs of shape {tuple(expected.shape)} {what}, got {tuple(got.shape)}")
+        distance = sample_norms(got - expected)
+        is_near = (distance <= allowed) | allowed.isinf()
+        if not bool(is_near.all()):
+            worst = int((~is_near).nonzero()[0, 0])
+            raise CannotTrace(
+                "expected the model to compute what its traced program does, got outputs at a distance of "
+                f"{float(distance[worst]):.3g}, more than rounding can do ({float(allowed[worst]):.3g}), {what}: it "
+                "works with something that the trace does not see, such as the length of the batch, the gradient mode, "
+                "whether it is exported, the type of its input, or state outside of the model"
+            )
+
+
+def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, like: Tensor) -> None:
+    """Run the model itself, as different callers would, and compare it with the program that was traced.
+
+    Args:
+        model: the user's; in eval mode meanwhile, and put back afterwards.
+        reference: the program.
+        points: four inputs in float64.
+        like: has the type and the device of the model's inputs.
+
+    Raises:
+        CannotTrace: if they differ by more than rounding.
+        ChangingModel: if that changes the model.
+    """
+    x = points.to(like)
+    calls = [
+        ([0, 1, 2, 3, 0], torch.no_grad(), "without gradients"),
+        ([3, 1, 2], torch.enable_grad(), "with gradients"),
+        ([2, 0], torch.inference_mode(), "in inference mode"),
+        ([1], torch.no_grad(), "without gradients"),
+        ([0, 1, 2, 3, 3, 2, 1], torch.no_grad(), "without gradients"),
+    ]
+    state = None
+    with unchanged(model), torch.inference_mode(False), full_precision(like.device), parametrize.cached():
+        model.eval()
+        for order, mode, words in calls:
+            what = f"in a call with {len(order)} samples {words}"
+            try:
+                with mode, warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    y = model(x[order].clone().requires_grad_(torch.is_grad_enabled()).clone())
+            except Exception as error:  # whatever a forward of somebody else raises
+                if isinstance(error, RuntimeError) and words != "without gradients":
+                    continue  # a layer that states its constant may refuse to be differentiated
+                raise CannotTrace(
+                    f"expected a model that takes any number of samples, got {type(error).__name__} {what}: {error}"
+                ) from error
+            reference.check(x[order], y.detach().clone(), what)
+            state = state or State(model)
+        if state is not None:
+            state.check()
+
+
+def is_linear(node: Node) -> bool:
+    """Whether the node is affine with stored weights."""
+    return isinstance(node.module, LINEAR_LAYERS) or (node.op in _LINEAR and len(node.inputs) == 1)
+
+
+_LINEAR = {
+    f"aten.{name}"
+    for name in [
+        "linear.default",
+        "addmm.default",
+        "matmul.default",
+        "mm.default",
+        "bmm.default",
+        "einsum.default",
+        "conv1d.default",
+        "conv2d.default",
+        "conv3d.default",
+        "conv1d.padding",
+        "conv2d.padding",
+        "conv3d.padding",
+        "convolution.default",
+        "conv_transpose1d.default",
+        "conv_transpose2d.input",
+        "conv_transpose3d.input",
+    ]
+}

@@ -1,0 +1,260 @@
+"""What a rule is: from the constants of a node's operands to the constant of the node.
+
+A rule is a function of a `Step`. It returns `step.times(c, why)` for a node that is c-Lipschitz in its one operand, or
+`step.gives(L, why)` if it has computed the constant from the model's input by itself, and raises `Refusal` with the
+reason where no bound is known. It must hold for every input: the step shows shapes, settings and constants, never
+values of the input. Numbers are rounded up.
+
+A rule is registered for ATen operations by name, and for layers of torch that hold the same settings by class. A layer
+by itself has no input, so a rule that reads a shape refuses it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from onelip.core.bound import Bound
+from onelip.core.rounding import multiply_up
+from onelip.graph.trace import Graph, Node, Ref
+
+
+class Refusal(Exception):
+    """Why no bound of a node is known."""
+
+
+@dataclass(frozen=True)
+class StepBound(Bound):
+    """The bound of a node as a function of the model's input.
+
+    Attributes:
+        factor: the bound of the node by itself, if it has one operand.
+        remark: what a user should know although there is a proof.
+        details: several bounds of one layer.
+        is_refused: whether no bound is known of the node itself, rather than of what it rests on.
+        ancestor: a node before it that the bound rests on, rather than on the operands.
+        root: the constant of its root, entry by entry: see squares.py.
+        root_factor: of its root in that of its one operand.
+        by_roots: whether it rests on the roots of its operands.
+        holes: where a sample of it is memory that is not filled.
+    """
+
+    factor: float | None = None
+    remark: str | None = None
+    details: dict[str, float] | None = None
+    is_refused: bool = False
+    ancestor: int | None = None
+    root: float | None = None
+    root_factor: float | None = None
+    by_roots: bool = False
+    holes: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node, and what is known of the nodes before it."""
+
+    node: Node
+    graph: Graph
+    constants: Sequence[float]  # of the nodes before, as functions of the model's input
+    effort: Any = "normal"
+    holes: Mapping[int, torch.Tensor] = field(default_factory=dict)  # of the nodes before, by their index
+
+    def argument(self, name: str) -> Any:
+        """An argument of the ATen operation by its name, with torch's default where it was left out."""
+        return argument_of(self.node, name)
+
+    @property
+    def source(self) -> Node:
+        """The operand, for nodes whose first argument alone depends on the input; others are refused."""
+        first = self.node.arguments[0] if self.node.arguments else None
+        if not isinstance(first, Ref) or len(references((self.node.arguments, self.node.keywords))) != 1:
+            raise Refusal("several of its operands depend on the input, and no bound holds for all of them")
+        return self.graph.nodes[first.index]
+
+    @property
+    def operand_shape(self) -> tuple[int, ...] | None:
+        """Shape of the operand; None for a layer by itself."""
+        return self.source.shape
+
+    def times(self, factor: float, why: str, **more: Any) -> StepBound:
+        """The node is `factor`-Lipschitz in its one operand."""
+        constant = multiply_up(factor, self.constants[self.source.index])
+        return StepBound(constant, why, factor, **more)
+
+    def gives(self, constant: float, why: str) -> StepBound:
+        """The node is `constant`-Lipschitz in the input of the model."""
+        return StepBound(constant, why)
+
+
+class ModuleStep(Step):
+    """A layer of torch by itself, in eval mode: its attributes are the settings, the shape of its input is not known.
+
+    Args:
+        module: the layer.
+        op: the ATen operation that it calls, for torch's defaults; "" where the rule needs none.
+    """
+
+    def __init__(self, module: nn.Module, op: str) -> None:
+        node = Node(0, "", op, module, (), {}, (), (), torch.get_default_dtype())
+        super().__init__(node, Graph((node,), 0, ()), ())
+
+    def argument(self, name: str) -> Any:
+        if name in ("train", "training"):
+            return False
+        return getattr(self.node.module, name) if hasattr(self.node.module, name) else super().argument(name)
+
+    @property
+    def source(self) -> Node:
+        raise Refusal("its constant depends on the size of its input")
+
+    @property
+    def operand_shape(self) -> None:
+        return None
+
+    def times(self, factor: float, why: str, **more: Any) -> StepBound:
+        return StepBound(factor, why, factor, **more)
+
+
+Rule = Callable[[Step], StepBound]
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+_RULES: dict[str | type[nn.Module], Rule] = {}
+_CALLS: dict[type[nn.Module], str] = {}  # the operation that a layer calls
+
+
+def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
+    """Register the rule of operations; use it as a decorator.
+
+    The rule must hold for all inputs of the shapes it is shown. Not run as a test, since it would stay registered:
+
+        @register_rule("aten.sinc.default")
+        def sinc(step):
+            return step.times(1.4, "|sin(pi x) / (pi x)|' <= 1.37")
+
+    Args:
+        operations: full names of ATen operations, as the audit prints them, and classes of layers with the same
+            settings (`nn.LeakyReLU` has the `negative_slope` of `aten.leaky_relu.default`). Only the exact class
+            counts: a subclass may have another forward.
+
+    Examples:
+        >>> "aten.relu.default" in known_operations()
+        True
+    """
+    names = [name for name in operations if isinstance(name, str)]
+    for name in names:
+        aten(name)  # a misspelt name would never be asked for
+
+    def register(rule: AnyRule) -> AnyRule:
+        _RULES.update(dict.fromkeys(operations, rule))
+        _CALLS.update({layer: names[0] for layer in operations if isinstance(layer, type) and names})
+        return rule
+
+    return register
+
+
+def find_rule(op: str) -> Rule | None:
+    """The rule of an ATen operation, or None."""
+    return _RULES.get(op)
+
+
+def bound_by_rule(module: nn.Module) -> StepBound:
+    """The bound of a layer of torch by itself.
+
+    Raises:
+        Refusal: if no bound is known.
+
+    Examples:
+        >>> bound_by_rule(nn.LeakyReLU(3.0)).constant
+        3.0
+    """
+    rule = _RULES.get(type(module))
+    if rule is None:
+        raise Refusal("no rule for this module")
+    if getattr(module, "return_indices", False):
+        raise Refusal("returns indices, too")
+    return rule(ModuleStep(module, _CALLS.get(type(module), "")))
+
+
+def known_operations() -> list[str]:
+    """Names of all ATen operations with a rule."""
+    return sorted(name for name in _RULES if isinstance(name, str))
+
+
+def aten(name: str) -> Any:
+    """The ATen operation by its full name.
+
+    Examples:
+        >>> aten("aten.add.Tensor")
+        <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    try:
+        namespace, op, overload = name.split(".")
+        return getattr(getattr(getattr(torch.ops, namespace), op), overload)
+    except (ValueError, AttributeError):
+        raise ValueError(f"expected the name of an operation such as 'aten.add.Tensor', got {name!r}") from None
+
+
+def argument_of(node: Node, name: str) -> Any:
+    """An argument of an ATen operation by its name, with torch's default where it was left out."""
+    for place, argument in enumerate(aten(node.op)._schema.arguments):
+        if argument.name == name:
+            if place < len(node.arguments):
+                return node.arguments[place]
+            return node.keywords.get(name, argument.default_value)
+    raise KeyError(f"{node.op} has no argument {name!r}")
+
+
+def references(arguments: Any) -> list[Ref]:
+    """All uses of nodes in arguments, each as often as it occurs."""
+    found: list[Ref] = []
+    tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, arguments)
+    return found
+
+
+def finite(tensor: Any) -> Any:
+    """A constant tensor or number in float64, refused if it is complex or not finite."""
+    if isinstance(tensor, complex) or (isinstance(tensor, torch.Tensor) and tensor.is_complex()):
+        raise Refusal("its constant is complex")
+    # The type is named: torch would make a float32 of a Python number, and round it either way.
+    value = torch.as_tensor(tensor, dtype=torch.float64).detach().cpu()
+    if not bool(torch.isfinite(value).all()):
+        raise Refusal("its constant is not finite")
+    return value
+
+
+def largest(tensor: Any) -> float:
+    """The largest magnitude of a constant; 0 for an empty one."""
+    value = finite(tensor)
+    return float(value.abs().max()) if value.numel() else 0.0
+
+
+Axes = int | list[int] | tuple[int, ...] | None
+
+
+def check_not_batch(step: Step, dim: Axes) -> None:
+    """Refuse axes that include the batch; None and [] are all of them."""
+    axes = [0] if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    rank = None if step.operand_shape is None else len(step.operand_shape)
+    if any((axis if rank is None else axis % rank) == 0 for axis in axes):
+        raise Refusal("works along the batch axis, so samples depend on each other")
+
+
+def check_axes(step: Step, dim: Axes) -> int:
+    """The number of entries along axes of the operand, none of which may be the batch."""
+    check_not_batch(step, dim)
+    axes = [dim] if isinstance(dim, int) else dim or ()
+    return math.prod(step.source.shape[axis] for axis in axes)
+
+
+def check_alike(step: Step, *operands: Any) -> None:
+    """Refuse constants, of operations entry by entry, that are not the same for every sample."""
+    for constant in operands:
+        if not isinstance(constant, torch.Tensor) or constant.dim() != len(step.node.shape):
+            continue
+        if not bool((constant == constant[:1]).all()):
+            raise Refusal("has other constants for one sample than for another")

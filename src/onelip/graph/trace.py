@@ -1,0 +1,493 @@
+"""What a module computes, as a list of steps in order: each a layer with a rule of its own, or one ATen operation.
+
+Nothing is assumed of a `forward`: torch.export runs it on tensors without values, so what the graph holds is what the
+program does on inputs of this shape, whoever wrote it: sums, concatenations, functional calls, hooks. Control flow that
+looks at values has no single graph and is refused. In-place operations come rewritten without (a write into a view
+becomes a scatter), so that following the operands follows the data. Layers that say more as modules stay single nodes,
+see Note [Leaves] in _leaves.py.
+
+Note [Batch]
+    The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
+    holds for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
+    same program: see _again.py.
+
+Note [Calls]
+    What is proved must hold at every call. Between the two traces the model is run: from its first call on nothing that
+    it holds may change (_state.py), for calls of several lengths, with and without gradients, on other numbers; and the
+    program before the first call must be the one after it. So the first call may fill a cache, and by induction all
+    calls are the same program. A layer that stays a single node may not even do that, since its program is not seen.
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_any, tree_flatten, tree_map
+
+from onelip.core.bake import bake, plain_of
+from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
+from onelip.core.state import State, unchanged
+from onelip.graph._again import first_difference
+from onelip.graph._constants import in_real_arithmetic
+from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
+from onelip.graph._masks import PLACES, Masks
+
+
+@dataclass(frozen=True)
+class Ref:
+    """In a node's arguments: the value of another node."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step that depends on the input.
+
+    Attributes:
+        index: its position in `Graph.nodes`; operands come before.
+        place: path of the module in which it happens, such as "blocks.0.conv1"; "" for the model itself.
+        op: "input", "module", "constant" (an output that does not depend on the input), "getitem" (an entry of an
+            operation with several results), or the ATen name, such as "aten.add.Tensor".
+        module: for op "module" the layer itself, baked and in eval mode.
+        arguments: positional ones of an ATen operation, with `Ref` for nodes; constants are tensors and numbers.
+        keywords: likewise.
+        inputs: indices of the operands that depend on the input.
+        shape: of the result, with the batch axis first; () for an operation with several results.
+        dtype: of the result.
+    """
+
+    index: int
+    place: str
+    op: str
+    module: nn.Module | None
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    inputs: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All steps in order; node 0 is the input."""
+
+    nodes: tuple[Node, ...]
+    output: int
+    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch]
+
+    @property
+    def batch(self) -> int:
+        """Length of the batch axis during the trace."""
+        return self.input_shape[0]
+
+
+def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
+    """The graph of a model in eval mode, on inputs of the example's shape; the model itself is left as it is.
+
+    Args:
+        model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
+        example: an input with a batch axis, of any length (Note [Batch]). Its values do not matter.
+        is_own: True for a plain model in eval mode that nobody else uses: it is not copied, the graph has its layers.
+
+    Raises:
+        CannotTrace: for several inputs or outputs, control flow that depends on values, state that changes, autocast.
+        NonFiniteWeight: if a weight is not finite.
+
+    Examples:
+        >>> graph = trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), torch.zeros(2, 4))
+        >>> [(node.place, node.op) for node in graph.nodes]
+        [('', 'input'), ('0', 'module'), ('1', 'aten.relu.default')]
+    """
+    example = _checked_example(model, example)
+    try:
+        with unchanged(model) as state:
+            return _graph(_plain(model, is_own), example, state)
+    except ChangingModel as error:
+        raise CannotTrace(str(error)) from error
+
+
+def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
+    """The graph of a plain model, which shares with the user's what `state` holds. See Note [Calls]."""
+    paths = [name for name, module in plain.named_modules() if is_leaf(module)]
+    leaves = [plain.get_submodule(path) for path in paths]
+
+    def read(model: nn.Module, batch: Tensor) -> Graph:
+        program = _export(_running_copy(model, leaves, paths), batch, model, paths)
+        return _Reader(program, leaves, paths, tuple(batch.shape)).read()
+
+    used = copy.deepcopy(plain)
+    with torch.no_grad(), leaves_are(leaves):
+        try:
+            first = read(plain, example[:2])
+        except CannotTrace:
+            _run_in_turn(used, example, paths)  # which may know a better reason
+            raise
+        state.restore()  # tensors without values may lie in what is shared
+        draws = _run_in_turn(used, example, paths)
+        again = read(used, example)
+    if (changed := first_difference(first, again)) is not None:
+        raise CannotTrace(
+            "expected the same program at every call and for every number of samples, got another one for four "
+            f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
+            "from working with the length of the batch, and from changing what it reads"
+        )
+    if draws and not any(_is_random(_target(node)) for node in first.nodes):
+        raise CannotTrace(
+            "expected a model that is the same function at every call, got one that draws random numbers of torch in "
+            "eval mode, and its graph does not show where; leave them out"
+        )
+    return first
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no module."""
+    if not isinstance(model, nn.Module):
+        raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
+
+
+def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
+    check_model(model)
+    if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
+        got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
+        raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
+    if not example.is_floating_point():
+        raise CannotTrace(
+            f"expected a floating-point example, got {example.dtype}; for uint8 images give images.double() / 255, "
+            "the constant is in units of what the model takes"
+        )
+    if torch.is_autocast_enabled(example.device.type):
+        raise CannotTrace(
+            f"expected no autocast, got torch.autocast to {torch.get_autocast_dtype(example.device.type)} around the "
+            "call: what it rounds has no proof; leave the region"
+        )
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        raise CannotTrace("expected no global forward hooks, got some: they may change every layer; remove them")
+    return torch.cat([example] * 4)[:4]
+
+
+def _plain(model: nn.Module, is_own: bool) -> nn.Module:
+    uninitialized = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+    if uninitialized:
+        raise CannotTrace(
+            f"expected a model with weights, got none in {uninitialized[0]!r}; run it once, so that shapes are known"
+        )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if type(tensor) not in (Tensor, nn.Parameter):  # F.linear and all others ask such a class what to do
+            raise CannotTrace(
+                f"expected parameters and buffers that are plain tensors, got {type(tensor).__name__} in {name!r}, "
+                "which may compute something else (quantised, distributed); turn it into a plain tensor"
+            )
+    try:
+        plain = plain_of(model, fold=False) if is_own else bake(model, fold=False)
+        return plain.eval().requires_grad_(False)
+    except (NonFiniteWeight, ChangingModel):
+        raise
+    except Exception as error:  # of somebody else's classes
+        raise CannotTrace(
+            f"expected a model that can be copied, got: {_first_line(error)}; if it uses torch.nn.utils.weight_norm or "
+            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them; detach tensors that are "
+            "attributes; move locks, files and generators out of the model"
+        ) from error
+
+
+def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -> nn.Module:
+    """What torch.export runs, with the leaves at the given paths as single operations."""
+    # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
+    # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`. Memory is
+    # shared: nothing runs on the numbers themselves.
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in plain.parameters()}
+    shared |= {id(b): b.detach() for b in plain.buffers()}
+    running = copy.deepcopy(plain, shared)
+    for number, path in enumerate(paths):
+        running.get_submodule(path).__dict__["forward"] = as_one_operation(
+            running.get_submodule(path), leaves[number], number
+        )
+    return running
+
+
+def _is_functional(program: torch.export.ExportedProgram) -> bool:
+    """Whether a program consists of operations that write into nothing."""
+    return all(
+        node.target is operator.getitem
+        or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable)
+        for node in program.graph.nodes
+        if node.op not in ("placeholder", "output")
+    )
+
+
+def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
+    """Run a model several times, as different callers would; whether it draws random numbers of torch. Note [Calls].
+
+    Raises:
+        ChangingModel: if a call changes what the model holds, the first one excepted.
+        CannotTrace: if the model does not take the example.
+    """
+    strict = [State(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
+    generator = torch.Generator().manual_seed(0)
+    calls = [torch.rand((n, *example.shape[1:]), generator=generator).to(example) for n in (2, 3, 1)]
+    with torch.inference_mode(False), _quietly():
+        try:
+            with torch.no_grad():
+                model(example[:2].clone())
+        except TypeError:  # for want of another argument: the export will say so
+            return False
+        except Exception as error:  # whatever a forward of somebody else raises
+            raise CannotTrace(
+                f"expected a model that takes inputs of shape {tuple(example.shape[1:])}, the batch axis left out, got "
+                f"{type(error).__name__} when it ran: {_first_line(error)}; give inputs of the shape that it is made "
+                "for, with a batch axis: image[None] for one image"
+            ) from error
+        for state in strict:
+            state.check()
+        after = State(model)
+        for x, mode in zip(calls, (torch.no_grad(), torch.enable_grad(), torch.inference_mode()), strict=True):
+            # Errors are left to the export: a layer that states its constant may refuse to be differentiated.
+            with contextlib.suppress(Exception), mode:
+                model(x.requires_grad_(torch.is_grad_enabled()).clone())
+            after.check()  # each time: what changes in turns is back after some calls
+        return after.draws()
+
+
+def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
+    """The functional ATen program of what runs; `plain` is the model itself, with single nodes at some paths."""
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _quietly():
+            program = _program(running, example.detach(), plain, leaves)
+            if not _is_functional(program):
+                # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
+                # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
+                program = program.run_decompositions({})
+    except Refused as refused:
+        raise CannotTrace(str(refused)) from refused
+    except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
+        raise CannotTrace(
+            f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
+            f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
+            "further inputs and calls out of torch have none: write them with torch operations, or put them into a "
+            "LipschitzModule that states its constant"
+        ) from error
+    _check_signature(program)
+    return program
+
+
+def _program(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
+    """torch.export, with the places of constant masks put in (_masks.py)."""
+    program = None
+    with Masks() as masks:
+        try:
+            program = torch.export.export(running, (example,), strict=False)
+        except Exception:
+            if not masks.is_used:
+                raise
+    if program is not None and not masks.is_used:
+        return program
+    with Masks(Masks().count(copy.deepcopy(plain), example, leaves)):
+        return torch.export.export(running, (example,), strict=False)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's deprecations of its own parts, and without its log of a refusal, which we put in words."""
+    names = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.disabled = True
+        try:
+            yield
+        finally:
+            for logger, disabled in zip(loggers, before, strict=True):
+                logger.disabled = disabled
+
+
+def _check_signature(program: torch.export.ExportedProgram) -> None:
+    signature = program.graph_signature
+    written = [*signature.buffers_to_mutate.values(), *getattr(signature, "parameters_to_mutate", {}).values()]
+    if written:
+        raise CannotTrace(
+            f"expected a model that is the same function at every call, got one that writes into {', '.join(written)} "
+            "in eval mode; stop it from doing so"
+        )
+    if signature.user_inputs_to_mutate:
+        raise CannotTrace("expected a model that leaves its input alone, got one that writes into it; clone it first")
+    if len(signature.user_inputs) != 1 or len(signature.user_outputs) != 1:
+        raise CannotTrace(
+            f"expected one tensor in and one out, got {len(signature.user_inputs)} and {len(signature.user_outputs)}; "
+            "wrap the model in a module that picks one"
+        )
+    if program.call_spec.out_spec != tree_flatten(0)[1]:
+        raise CannotTrace("expected the model to return a tensor, got one inside a container; wrap it to unpack it")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+class _Reader:
+    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes nodes."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        leaves: list[nn.Module],
+        paths: list[str],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
+        self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
+        self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see _constants.py
+        self.nodes: list[Node] = []
+
+    def read(self) -> Graph:
+        signature = self.program.graph_signature
+        stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        stored |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        held = {**self.program.state_dict, **self.program.constants}
+        for node in _used(self.program.graph):
+            if node.op == "placeholder" and node.name in stored:
+                self.values[node] = held[stored[node.name]]
+            elif node.op == "placeholder":
+                self._add(node, "", "input", None, (), {})
+            elif node.op == "get_attr":
+                self.values[node] = functools.reduce(getattr, str(node.target).split("."), self.program.graph_module)
+            elif node.op == "call_function":
+                self._call(node)
+            else:
+                results: Any = node.args[0]
+                return self._finish(results[0])
+        raise CannotTrace("expected a graph with an output, got none")
+
+    def _call(self, node: FxNode) -> None:
+        arguments = tree_map(self._value, tuple(node.args))
+        keywords = tree_map(self._value, dict(node.kwargs))
+        target: Any = node.target
+        if _reads_shape_only(target):
+            arguments, keywords = tree_map(self._blank, (arguments, keywords))
+        if str(target) == "onelip.leaf.default":
+            self._check_weights(arguments[1], arguments[2])
+        if str(target) == PLACES and isinstance(arguments[0], Ref):
+            raise CannotTrace(
+                f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
+                "mask that depends on the input; use torch.where"
+            )
+        if not _refers((arguments, keywords)) and not _is_random(target):
+            self.values[node] = _no_garbage(target, target(*arguments, **keywords))
+            real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
+            if real is not None:
+                self.real[node] = real
+        elif str(target) == "onelip.leaf.default":
+            number = arguments[2]
+            self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
+        else:
+            op = "getitem" if target is operator.getitem else str(target)
+            self._add(node, _place(node), op, None, *tree_map(self._real_value, (tuple(node.args), dict(node.kwargs))))
+
+    def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
+        """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
+        stored = tensors_of(self.leaves[number])
+        if any(isinstance(now, Ref) or not torch.equal(now, own) for now, own in zip(tensors, stored, strict=True)):
+            raise CannotTrace(
+                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others that "
+                "the forward has put there; call torch.nn.functional with them instead"
+            )
+
+    def _blank(self, argument: Any) -> Any:
+        """Zeros in place of a node."""
+        if not isinstance(argument, Ref):
+            return argument
+        node = self.nodes[argument.index]
+        return torch.zeros(node.shape, dtype=node.dtype)
+
+    def _shape(self, node: FxNode, sizes: Sequence[Any]) -> tuple[int, ...]:
+        if all(type(size) is int for size in sizes):
+            return tuple(sizes)
+        raise CannotTrace(
+            f"expected results of one shape for all inputs, got {_place(node) or 'the model'!r} ({node.target}), whose "
+            "shape depends on values; use torch.where instead of masked_select, unique and the like"
+        )
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, FxNode) else argument
+
+    def _real_value(self, argument: Any) -> Any:
+        return self.real[argument] if isinstance(argument, FxNode) and argument in self.real else self._value(argument)
+
+    def _add(self, node: FxNode, place: str, op: str, module: nn.Module | None, arguments: Any, keywords: Any) -> None:
+        value = node.meta.get("val")
+        shape, dtype = (), torch.get_default_dtype()
+        if isinstance(value, Tensor):
+            shape, dtype = self._shape(node, value.shape), value.dtype
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
+            dtype = value[0].dtype
+        inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
+        index = len(self.nodes)
+        self.nodes.append(Node(index, place, op, module, arguments, keywords, inputs, shape, dtype))
+        self.values[node] = Ref(index)
+
+    def _finish(self, result: FxNode) -> Graph:
+        value = self.values[result]
+        if not isinstance(value, Ref):  # the output does not depend on the input
+            shape, dtype = tuple(value.shape), value.dtype
+            self.nodes.append(Node(len(self.nodes), "", "constant", None, (value,), {}, (), shape, dtype))
+            value = Ref(len(self.nodes) - 1)
+        return Graph(tuple(self.nodes), value.index, self.shape)
+
+
+def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
+    """The nodes that the output rests on, and the inputs, in order."""
+    live: set[FxNode] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("placeholder", "output") or node in live:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return (node for node in graph.nodes if node in live)
+
+
+def _refers(arguments: Any) -> bool:
+    return tree_any(lambda leaf: isinstance(leaf, Ref), arguments)
+
+
+def _indices(arguments: Any) -> list[int]:
+    found: list[int] = []
+    tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
+    return found
+
+
+def _target(node: Node) -> Any:
+    """The operation of a node, or None."""
+    return functools.reduce(getattr, node.op.split("."), torch.ops) if node.op.count(".") == 2 else None
+
+
+def _reads_shape_only(target: Any) -> bool:
+    """Whether an operation looks at the shape of a tensor, and not at its values: zeros_like and the like."""
+    name = str(target).split(".")[1] if str(target).count(".") == 2 else ""
+    return (name.endswith("_like") or name.startswith("new_")) and not _is_random(target)
+
+
+def _is_random(target: Any) -> bool:
+    """Random numbers are no constants: such an operation stays a node, which has no rule."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _no_garbage(target: Any, value: Any) -> Any:
+    """Memory that nobody has filled holds no numbers to prove anything of."""
+    return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
+
+
+def _place(node: FxNode) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return paths[-1].split("@")[0] if paths else ""  # torch marks the second call of a module by @1

@@ -1,0 +1,69 @@
+"""Operations that are defined outside of the package: the examples of the documentation, in the audit and in proofs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import onelip
+from onelip.certification import ProofError, write_certificate
+from onelip.certification.certificate import WeightFile
+from onelip.graph import lowering, step
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-an-operation.md"
+
+
+@pytest.fixture
+def documented(monkeypatch):
+    """The operations of the document, registered for one test."""
+    monkeypatch.setattr(step, "_RULES", dict(step._RULES))
+    monkeypatch.setattr(step, "_CALLS", dict(step._CALLS))
+    monkeypatch.setattr(lowering, "_RULES", dict(lowering._RULES))
+    for code in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL):
+        exec(compile(code, str(DOCUMENT), "exec"), {})
+
+
+class Sinc(nn.Module):
+    def forward(self, x):
+        return torch.sinc(x)
+
+
+class Mirror(nn.Module):
+    def forward(self, x):
+        return x.flip(-1)
+
+
+def mirrored():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(1, 2, 3, padding=1)
+    return nn.Sequential(layer, Mirror(), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)).double().eval()
+
+
+def test_unknown_before():
+    assert onelip.audit(Sinc(), torch.rand(1, 3)).upper is None
+    with pytest.raises(ProofError, match=r"aten\.flip\.default at '1'"):
+        onelip.prove(mirrored(), (1, 4, 4))
+
+
+@pytest.mark.usefixtures("documented")
+def test_audit_and_summary():
+    assert onelip.audit(Sinc(), torch.rand(1, 3)).upper == 1.4
+    assert onelip.audit(nn.Hardshrink(0.0), torch.rand(1, 3)).upper == 1.0
+    assert onelip.audit(nn.Hardshrink(0.5), torch.rand(1, 3)).upper is None
+    assert onelip.summary(nn.Sequential(nn.Hardshrink(0.0))).constant == 1.0
+    assert onelip.summary(nn.Sequential(nn.Hardshrink(0.5))).unproved == ["0"]
+
+
+@pytest.mark.usefixtures("documented")
+def test_sound_mode_and_checker(tmp_path):
+    model = mirrored()
+    images = torch.randint(0, 256, (4, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = onelip.certify(model, images, proof="exact")
+    assert found.certified() > 0
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    path = tmp_path / "certificate.json"
+    write_certificate(path, found, images, WeightFile(tmp_path / "weights.safetensors"), source="random")
+    assert onelip.check(str(path))["certified"] == found.certified()
