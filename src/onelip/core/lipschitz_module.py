@@ -61,7 +61,7 @@ def is_changed(module: nn.Module) -> str | None:
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
         _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
     ):
-        return "its class overrides forward without stating a constant anew"
+        return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:
         if isinstance(module, torch_layer) and any(
             getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")
