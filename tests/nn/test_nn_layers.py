@@ -359,7 +359,7 @@ def test_pooling_errors():
         pooling.L2Pool2d(5)(x)
     with pytest.raises(ValueError, match=r"2 spatial axes.*got shape"):
         pooling.LipschitzAvgPool2d(2)(x[None])
-    with pytest.raises(ValueError, match=r"kernel_size to be one integer or 2.*got 0"):
+    with pytest.raises(ValueError, match=r"kernel_size to be 1 or 2 integers.*got 0"):
         pooling.ConcatenationPool2d(0)
     with pytest.raises(ValueError, match=r"got \(2, 2, 2\)"):
         pooling.L2Pool2d((2, 2, 2))

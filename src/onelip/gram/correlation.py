@@ -1,4 +1,4 @@
-"""The Gram operator of a kernel as a kernel of its own."""
+"""The kernel of the Gram operator of a convolution."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +15,7 @@ def self_correlation(P: Tensor) -> Tensor:
         if P.dim() == 3:
             return P.mT @ P
         g, _, C, *taps = P.shape
-        # The input channels take the role of the batch; groups stay groups.
+        # The input channels act as the batch; groups stay groups.
         signal = P.permute(2, 0, 1, *range(3, P.dim())).flatten(1, 2)  # (C, g * R, *k)
         kernel = P.transpose(1, 2).flatten(0, 1)  # (g * C, R, *k)
         correlate = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(taps)]
