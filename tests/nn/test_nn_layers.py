@@ -408,3 +408,12 @@ def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
 
 def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
+
+
+@pytest.mark.parametrize("layer", [onelip.nn.FirstChannels(2), onelip.nn.PadChannels(6)])
+def test_layers_of_channels_are_one_step_of_a_certified_program(layer):
+    """Their classes state the constant beside `forward`; a constant of a base class would not count."""
+    entries = layer.out_channels * 4
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(entries, 2)).double().eval()
+    kinds = [node.kind for node in onelip.prove(model, (4, 2, 2)).program.nodes]
+    assert kinds == ["input", "join", "join", "affine"]
