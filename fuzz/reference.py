@@ -1,6 +1,6 @@
 """A second reader of certificates, written from docs/certificates.md alone: is what a file states true?
 
-`problems` derives everything anew from weights and images: norms of dense matrices, the three numbers of each node,
+`problems` derives everything from weights and images: norms of dense matrices, the three numbers of each node,
 slopes, radii, logits. A file that states less than is true has no problem; a file that states more has. `settle` makes
 a file consistent again after a change, as a forger would: all that follows from the proved constants of the nodes.
 

@@ -414,3 +414,12 @@ def test_a_class_that_overrides_forward_states_its_constant():
     """Otherwise it counts as changed: no constant in the summary, no single node in a proof."""
     model = nn.Sequential(onelip.nn.PadChannels(4), onelip.nn.FirstChannels(2))
     assert onelip.summary(model).constant == 1.0
+
+
+@pytest.mark.parametrize("layer", [onelip.nn.FirstChannels(2), onelip.nn.PadChannels(6)])
+def test_layers_of_channels_are_one_step_of_a_certified_program(layer):
+    """Their classes state the constant beside `forward`; a constant of a base class would not count."""
+    entries = layer.out_channels * 4
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(entries, 2)).double().eval()
+    kinds = [node.kind for node in onelip.prove(model, (4, 2, 2)).program.nodes]
+    assert kinds == ["input", "join", "join", "affine"]
