@@ -410,6 +410,12 @@ def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
 
 
+def test_a_class_that_overrides_forward_states_its_constant():
+    """Otherwise it counts as changed: no constant in the summary, no single node in a proof."""
+    model = nn.Sequential(onelip.nn.PadChannels(4), onelip.nn.FirstChannels(2))
+    assert onelip.summary(model).constant == 1.0
+
+
 @pytest.mark.parametrize("layer", [onelip.nn.FirstChannels(2), onelip.nn.PadChannels(6)])
 def test_layers_of_channels_are_one_step_of_a_certified_program(layer):
     """Their classes state the constant beside `forward`; a constant of a base class would not count."""
