@@ -408,3 +408,11 @@ def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
 
 def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}) + ["FirstChannels", "PadChannels"]
+)
+def test_every_layer_has_a_constant_in_summaries(name):
+    layer = FACTORIES[name]() if name in FACTORIES else getattr(onelip.nn, name)(2)
+    assert onelip.summary(nn.Sequential(layer)).constant == 1.0
