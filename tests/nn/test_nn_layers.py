@@ -411,7 +411,7 @@ def test_convex_residual_with_a_fixed_weight_takes_dtype():
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}) + ["FirstChannels", "PadChannels"]
+    "name", [*sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}), "FirstChannels", "PadChannels"]
 )
 def test_every_layer_has_a_constant_in_summaries(name):
     layer = FACTORIES[name]() if name in FACTORIES else getattr(onelip.nn, name)(2)
