@@ -1,4 +1,4 @@
-# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+# Every target installs what it needs into .venv first.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,34 +6,34 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo layers test fuzz lint format bench docs check clean help
 
-help:                ## what can be made
+help:                ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)       ## the main job in a minute: train on handwritten digits, prove, certify, check, attack
+demo: $(READY)       ## train on handwritten digits, certify, check and attack, in about a minute
 	$(BIN)/onelip demo
 
-layers: $(READY)     ## the layers at work: exact norms before and after, on real layers
+layers: $(READY)     ## exact norms of layers before and after they are constrained
 	$(BIN)/python examples/layers_at_work.py
 
-test: $(READY)       ## all tests, on all cores
+test: $(READY)       ## run all tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 SECONDS ?= 60
-fuzz: $(READY)       ## search for false bounds for SECONDS=60, on all cores; failures go to fuzz/corpus/
+fuzz: $(READY)       ## search for false bounds for SECONDS=60 on all cores; failures go to fuzz/corpus/
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $$(date +%s) --jobs $$(nproc)
 
-lint: $(READY)       ## ruff (lint, format), pyright and the layers of imports
+lint: $(READY)       ## run ruff (lint, format) and pyright
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/private_imports.py
 
-format: $(READY)     ## let ruff fix what it can
+format: $(READY)     ## fix lint and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)      ## speed and memory, as ratios within one run; writes results/*.json
+bench: $(READY)      ## measure speed and memory; writes results/*.json and the tables of the documents
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training_step.py
@@ -41,20 +41,22 @@ bench: $(READY)      ## speed and memory, as ratios within one run; writes resul
 	$(BIN)/python benchmarks/epoch.py
 	$(BIN)/python benchmarks/bounds.py
 	$(BIN)/python benchmarks/certify.py
-	$(BIN)/python benchmarks/update_readme.py
+	$(BIN)/python benchmarks/update_tables.py
 
-docs: $(READY)       ## the documentation site, into site/; readable without a network
+docs: $(READY)       ## build the documentation into site/; it needs no network
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python tools/cli_reference.py docs/cli-reference.md
 	PYTHONPATH=tools $(BIN)/zensical build --strict --clean
+	$(BIN)/python tools/check_site.py site
 
-check: lint test     ## what a change must pass
+check: lint test     ## run lint and tests: what a change must pass
 
-# constraints.txt keeps pip on the one torch build that is meant; installed once, again when the inputs change.
+# constraints.txt pins the build of torch. Installed again when the inputs change.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-clean:               ## remove the environment and caches
+clean:               ## remove the environment, caches and builds
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist site

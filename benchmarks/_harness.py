@@ -1,6 +1,6 @@
-"""How everything here is timed: all candidates interleaved in one run, medians of the ratios within a round.
+"""Time candidates in turn within one run and report medians of the ratios within a round.
 
-The machines are shared and noisy; a ratio within one run is worth something, a millisecond is not.
+The machines are shared and noisy: a ratio within one run can be compared, a time cannot.
 """
 
 import json
@@ -27,7 +27,7 @@ class Timing(NamedTuple):
         return statistics.median(self.seconds)
 
     def ratio_to(self, other: "Timing") -> float:
-        """Median of the ratios within each round: the machine's mood changes more slowly than a round."""
+        """Median of the ratios within each round: the load of the machine changes more slowly than a round."""
         return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
 

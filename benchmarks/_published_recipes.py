@@ -1,9 +1,9 @@
-"""Layers computed as their authors' programs compute them, for methods of which no package can be installed.
+"""Layers that compute the published recipes, for methods without an installable package.
 
-Written anew from what those programs do, operation by operation, under torch's own derivative: to measure time against,
-not to train with. Where they are made for a GPU in half precision (ECO), that is left out: processors are twenty times
-slower with it. What they guarantee is less than what ours do: ECO's exponential has five terms, LOT and CPL are not
-converged, ONI's kernels are not divided by their overlap.
+They perform the same operations as the programs of the authors, with automatic differentiation, and are for measuring
+time only. Half precision for GPUs (ECO) is omitted: CPUs are twenty times slower with it. The layers guarantee less
+than those of onelip: the exponential of ECO has five terms, LOT and CPL are not converged, and kernels of ONI are not
+divided by their overlap.
 """
 
 import math

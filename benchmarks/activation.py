@@ -1,4 +1,4 @@
-"""MaxMin, forward and backward: ours against torch.maximum and torch.minimum of halves."""
+"""MaxMin, forward and backward, relative to torch.maximum and torch.minimum of halves."""
 
 import argparse
 

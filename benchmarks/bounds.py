@@ -1,4 +1,4 @@
-"""Proofs of the norms of single layers: float64, rational arithmetic, and what LAPACK takes for an unproved number."""
+"""Time of proofs of the norms of single layers: float64, rational arithmetic, and LAPACK for an unproved value."""
 
 import argparse
 from collections.abc import Callable

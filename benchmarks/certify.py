@@ -1,8 +1,8 @@
-"""Sound certification of images with AOL-Small against a plain float64 forward pass over the same images.
+"""Sound certification of images with AOL-Small, relative to a plain float64 forward pass over the same images.
 
-The proof is made once for a network, so it is timed by itself. What is added are the radii in fractions, and some
-images that are run through the proved program too: all of the first batch of 250, three of each other. So the ratio
-falls with the number of images, from somewhat above 2 for one batch.
+The proof is computed once for a network and timed separately. The additional work is the radii in fractions, and
+running some images through the proved program: all of the first batch of 250, three of each other batch. The ratio
+decreases with the number of images, from slightly above 2 for one batch.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What data and augmentation cost: steps of AOL-Small as an epoch has them against bare steps on ready tensors.
+"""Cost of data and augmentation: training steps of AOL-Small with the loader, relative to steps on the same tensors.
 
-Both train the same network with the same loss and optimizer at batch 250. The one takes its batches from the loader of
-`onelip train` (shuffled uint8 images, the paper's whole augmentation, conversion, memory layout), the other the same
-float tensors again and again. Interleaved, a few steps a round. Images of random noise: their content costs nothing.
+Both train the same network with the same loss and optimizer at batch 250. One takes its batches from the loader of
+`onelip train` (shuffled uint8 images, the augmentation of the paper, conversion, memory layout), the other uses the
+same float tensors in every step. The images are random noise.
 """
 
 import argparse

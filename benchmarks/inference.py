@@ -1,4 +1,4 @@
-"""Prediction with AOL-Small: baked, parametrized, and the plain network. Baked is plain: the ratio must be 1."""
+"""Prediction with AOL-Small: baked and parametrized, relative to the plain network. The ratio of the baked one is 1."""
 
 import argparse
 

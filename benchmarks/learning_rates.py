@@ -1,10 +1,10 @@
-"""Which learning rate each method likes best: digits, images held out, 8 epochs.
+"""Search the learning rate of each method: digits, held-out images, 8 epochs.
 
-    python benchmarks/learning_rates.py                     # all methods; rows are kept as they come, and gone on with
+    python benchmarks/learning_rates.py                     # all methods; finished rows are kept
     python benchmarks/learning_rates.py --methods sll,cpl --rates 0.03 0.3
 
-A method's `hyperparameters` rest on results/learning_rates.json. CRA at 36/255 of the images held out decides; the test
-images are not looked at.
+The `hyperparameters` of a method are from results/learning_rates.json: the best CRA at 36/255 on the held-out images.
+The test images are not used.
 """
 
 import argparse

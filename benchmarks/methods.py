@@ -1,6 +1,6 @@
-"""What each method costs in AOL-Small: one training step against plain networks, and its memory.
+"""Cost of each method in AOL-Small: time of a training step relative to plain networks, and memory.
 
-    python benchmarks/methods.py --batch 32                 # all methods; rows are kept as they come
+    python benchmarks/methods.py --batch 32                 # all methods; finished rows are kept
     python benchmarks/methods.py --methods bcop,soc --anew
 
 Two plain networks stand beside each method, in turn with it in one process: the fastest we know (channels_last, MaxMin
@@ -20,8 +20,7 @@ import torch
 from _harness import RESULTS, interleaved, publish
 from torch import Tensor, nn
 
-from onelip.compare.memory import peak_mebibytes
-from onelip.compare.stepping import training_step
+from onelip.compare.measures import peak_mebibytes, training_step
 from onelip.methods.registry import METHODS
 from onelip.nn import MaxMin
 from onelip.training import build_model, preset

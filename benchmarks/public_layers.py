@@ -1,4 +1,4 @@
-"""A layer of ours in training (forward and backward) against public implementations of the same method.
+"""Layers in training (forward and backward), relative to public implementations of the same method.
 
     pip install --no-deps --target DIR orthogonium deel-torchlip einops
     PYTHONPATH=DIR python benchmarks/public_layers.py

@@ -10,7 +10,7 @@ from pathlib import Path
 from _harness import RESULTS
 
 from onelip.core.files import read_json, write_json
-from onelip.report.curves import draw_curves
+from onelip.report import draw_curves
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="directory of the run")
     parser.add_argument("name", help="name of the files in results/")
-    parser.add_argument("--what", required=True, help="one line that says what the run is, and what it is not")
+    parser.add_argument("--what", required=True, help="one line that describes the run")
     args = parser.parse_args()
     run = RunDirectory(args.run)
     config, log, sessions = read_config(run), read_log(run), read_json(run.environment)

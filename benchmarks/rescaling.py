@@ -1,4 +1,4 @@
-"""The rescaling alone, forward and backward: ours against how others compute it, with torch's own derivatives."""
+"""The rescaling of AOL, forward and backward, relative to other computations with automatic differentiation."""
 
 import argparse
 from collections.abc import Callable

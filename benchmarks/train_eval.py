@@ -1,6 +1,6 @@
-"""How far a network in eval mode is from the same one in training mode, for each method.
+"""Difference between a network in eval mode and in training mode, for each method.
 
-Methods whose training uses an estimate or a truncation divide by a proved bound in eval mode: there it is not zero.
+It is not zero for methods that use an estimate or a truncation in training and divide by a proved bound in eval mode.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""One training step of AOL-Small (forward, loss, backward, SGD): time and peak memory against the plain network.
+"""A training step of AOL-Small (forward, loss, backward, SGD): time and peak memory relative to the plain network.
 
-The plain network is the limit: the same layers from torch.nn, the same fast MaxMin, channels_last. Time is measured
-interleaved in one process. Memory is the growth of the peak resident set over a step, each in a process of its own.
+The plain network has the same layers from torch.nn, the same MaxMin and channels_last. Times are measured in turn in
+one process. Memory is the growth of the peak resident set over a step, in separate processes.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Draws a contact sheet of augmented images: each row an image, then what the paper's augmentation makes of it.
+"""Draw images with augmented copies: each row is an image, followed by copies with the augmentation of the paper.
 
     python examples/augmentation_gallery.py --data cifar10 --out docs/images/augmentation.png
 
-Needs pillow. Without --data it takes the digits that come with the package.
+Needs pillow. The default data are the digits in the package.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The layers at work: exact norms of real layers before and after, and what torch's own parametrizations do there.
+"""Exact norms of layers: plain, with AOL, and with the parametrizations of torch.
 
-Each norm is the largest singular value of the layer's Jacobian, written out and decomposed in float64: no estimate.
-Run it with `python examples/layers_at_work.py`; it takes some seconds.
+Each norm is the largest singular value of the Jacobian of the layer, by SVD in float64. Run it with
+`python examples/layers_at_work.py`; it takes a few seconds.
 """
 
 import copy
@@ -34,7 +34,7 @@ def norm_and_spread(layer: nn.Module, shape: tuple[int, ...]) -> tuple[float, fl
 
 
 def optimised(layer: nn.Module, shape: tuple[int, ...], steps: int = 150) -> nn.Module:
-    """Train the layer to keep as much of random inputs as it can: it becomes almost orthogonal."""
+    """Train the layer to maximise the norm of its output for random inputs: it becomes almost orthogonal."""
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -54,24 +54,24 @@ def main() -> None:
         columns.append(norm_and_spread(optimised(constrained, shape), shape))
         print(f"{name:40s} " + " ".join(f"{top:7.4f} ({mean:.3f})" for top, mean in columns))
 
-    print("\ntorch's own parametrizations of the same convolution (8 -> 8, 3x3) bound something else:")
+    print("\nParametrizations of torch on the same convolution (8 -> 8, 3x3) do not bound its norm:")
     layer, shape = LAYERS["Conv2d, 8 -> 8, 3x3"]
-    for verb in (spectral_norm, orthogonal):
-        top, _ = norm_and_spread(verb(copy.deepcopy(layer)).eval(), shape)
-        print(f"  {'torch ' + verb.__name__:38s} {top:15.4f}")
+    for parametrize in (spectral_norm, orthogonal):
+        top, _ = norm_and_spread(parametrize(copy.deepcopy(layer)).eval(), shape)
+        print(f"  {'torch ' + parametrize.__name__:38s} {top:15.4f}")
 
-    print("\nA whole model, and its plain torch copy:\n")
+    print("\nA whole model:\n")
     model = nn.Sequential(
         nn.Conv2d(3, 12, 2, stride=2), onelip.nn.MaxMin(), nn.Conv2d(12, 12, 3, padding=1), onelip.nn.MaxMin(),
         nn.Flatten(), nn.Linear(192, 10),
     )  # fmt: skip
     onelip.constrain(model, "aol", side="auto")
+    print(onelip.summary(model))
     plain = onelip.bake(model)
     images = torch.rand(4, 3, 8, 8)
-    print(
-        f"\nbake: largest difference of outputs {float((model(images) - plain(images)).detach().abs().max())}, ", end=""
-    )
-    print(f"keys {', '.join(list(plain.state_dict())[:2])}, ...")
+    difference = float((model(images) - plain(images)).detach().abs().max())
+    print(f"\nThe baked network has the keys {', '.join(list(plain.state_dict())[:2])}, ...")
+    print(f"Largest difference of its outputs: {difference}")
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ def test_command_converts_to_float64_exactly(run, tmp_path, capsys):
     assert all(torch.equal(wide[name].float(), narrow[name]) and wide[name].dtype == torch.float64 for name in narrow)
     certificate = make_certificate(tmp_path / "c.json", run)
     flags = ("--dtype", "float64", "--certificate", certificate)
-    assert "would change" in call(capsys, run.path, "--out", tmp_path / "b.safetensors", *flags)[1]
+    assert "changes the stored weights" in call(capsys, run.path, "--out", tmp_path / "b.safetensors", *flags)[1]
 
 
 def test_command_without_a_place(run, tmp_path, capsys):
@@ -300,11 +300,11 @@ def test_command_makes_a_directory(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--out", "net.onnx"], "to end in .safetensors"),
-        (["--out", "net.bin", "--format", "onnx"], "to end in .onnx"),
+        (["--out", "net.onnx"], "ends in .safetensors"),
+        (["--out", "net.bin", "--format", "onnx"], "ends in .onnx"),
         (["--out", "net.safetensors", "--uint8-input"], "needs --format onnx"),
-        (["--out", "net", "--format", "hub", "--dtype", "float64"], "no --dtype"),
-        (["--out", "n.onnx", "--format", "onnx", "--dtype", "float32", "--certificate", "c"], "float64 with a cert"),
+        (["--out", "net", "--format", "hub", "--dtype", "float64"], "--dtype and --format hub exclude"),
+        (["--out", "n.onnx", "--format", "onnx", "--dtype", "float32", "--certificate", "c"], "holds for float64 only"),
     ],
 )
 def test_invalid_commands_of_export(run, tmp_path, monkeypatch, capsys, flags, message):

@@ -34,6 +34,7 @@ UNIT = 2.0**-36
 _SLACK = 2.0**-30
 _SMALLEST = 2.0**-900
 _REALISTIC = 2.0**-8  # the share of UNIT that is taken off a ratio which is only shown
+_FEW = 3  # power steps at every point
 _STEP = 2.0**-10  # distance of the points of a pair, relative to their length: far above rounding, small for a slope
 
 
@@ -89,7 +90,8 @@ def falsify(
 ) -> Measured:
     """Measure ratios of a program and of its steps, and compare them with what is claimed.
 
-    The cost is that of running the program on about 50 samples, for two points and three steps.
+    The cost is that of running the program on about 50 samples, for two points and three steps. With more steps, the
+    two points with the steepest slopes after three steps are followed further.
 
     Args:
         claims: the program.
@@ -110,16 +112,21 @@ def falsify(
     """
     search = Search(claims.steps, torch.Generator().manual_seed(seed))
     with torch.inference_mode(False):
+        started = []
         for x in points.split(claims.at_once):
-            search.climb(x, steps)
-            search.far(x)
+            x, v = search.climb(x, min(steps, _FEW))
+            started.append((search.last, x, v))
+            search.far(x, v)
+        # A long search goes on where the slope is steepest.
+        for _, x, v in sorted(started, key=lambda start: start[0])[-2:] if steps > _FEW else ():
+            search.far(*search.climb(x, steps - _FEW, v))
         if len(points) > 1:
             for x, y in zip(points[:-1].split(claims.at_once), points[1:].split(claims.at_once), strict=True):
                 search.pair(x, y)
         for x, target in zip(points.split(1), claims.targets, strict=False):
             search.follow(x, target)
         found = {
-            number: search.alone(number, steps if number in thorough else min(steps, 3))
+            number: search.alone(number, steps if number in thorough else min(steps, _FEW))
             for number, claim in enumerate(claims.steps)
             if claim.factor is not None or number in thorough
         }
@@ -130,9 +137,8 @@ class Search:
     def __init__(self, claims: Sequence[Claim], generator: torch.Generator, smallest: float = 0.0) -> None:
         self.claims, self.generator = claims, generator
         self.smallest = smallest  # numbers below may be lost; the constants that are tested are far above float64's
-        self.best = 0.0
+        self.best = self.last = 0.0  # ratios of the whole: the largest, and of the last pair
         self.values: list[Any] = []  # of the last pair
-        self.direction: Tensor | None = None
         self.longest = torch.zeros(0)  # of all values of a sample, in the last run
         self.underflow = 0.0  # what numbers that were lost did to the output in that run, in units of the input
 
@@ -174,7 +180,8 @@ class Search:
             is_shown = number == last and isinstance(value, Tensor) and value.shape[:1] == (2 * len(distance),)
             if isinstance(value, Tensor) and (claim.constant is not None or is_shown):
                 ratio = self._ratio(claim, value.detach(), rounding[number], distance)
-                self.best = max(self.best, ratio) if number == last else self.best
+                if number == last:
+                    self.best, self.last = max(self.best, ratio), ratio
 
     def _ratio(self, claim: Claim, value: Tensor, rounding: Tensor, distance: Tensor) -> float:
         """The largest ratio of the pairs, as it may be shown; raises if one is above the claim."""
@@ -196,9 +203,14 @@ class Search:
         largest = max(0.0, float(shown.max())) if len(shown) else 0.0
         return largest if c is None else min(largest, c)
 
-    def climb(self, x: Tensor, steps: int) -> None:
-        """Power steps on the derivative of the output; in a long search every third also moves the points uphill."""
-        v = _unit(torch.randn(x.shape, dtype=x.dtype, generator=self.generator))
+    def climb(self, x: Tensor, steps: int, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Power steps on the derivative of the output; in a long search every third also moves the points uphill.
+
+        Returns:
+            The points, and a steep direction at each.
+        """
+        if v is None:
+            v = _unit(torch.randn(x.shape, dtype=x.dtype, generator=self.generator))
         for step in range(steps):
             leaf = x.detach().requires_grad_()
             with torch.enable_grad():
@@ -214,12 +226,11 @@ class Search:
                 if is_long:
                     uphill = _gradient((there * u).sum() - (here * u).sum(), leaf, v, self.generator)
                     x = x + 0.1 * uphill
-        self.direction = v
+        return x, v
 
-    def far(self, x: Tensor) -> None:
+    def far(self, x: Tensor, v: Tensor) -> None:
         """Pairs that are as far apart as the points are long, in the direction that was found."""
-        assert self.direction is not None
-        self.pair(x, x + _stride(x) / _STEP * self.direction)
+        self.pair(x, x + _stride(x) / _STEP * v)
 
     def follow(self, x: Tensor, target: Claim) -> None:
         """A function of the output with values that are numbers: its own gradient is the steepest direction."""

@@ -1,47 +1,48 @@
-"""The command line: `onelip VERB ...`, one short file per verb.
+"""The command line: `onelip COMMAND ...`, one module for each command.
 
-A verb is a module with a function `run(arguments) -> exit code`. It imports torch only when it works, so that help
-comes at once. Exit codes: docs/cli.md.
+A command is a module with a dataclass of its options, which has the name of the command, and a function
+`run(arguments)` that returns the exit code. It imports torch inside that function, so that `--help` is fast. The exit
+codes are in docs/cli.md.
 """
 
 import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from onelip._version import __version__
 
-VERBS = {
-    "demo": "the whole way in a minute, on digits that come with the package",
-    "train": "train a network, or go on with a run",
-    "evaluate": "accuracy and certified robust accuracy of a run",
-    "certify": "class and certified radius of images, rounding included; certificate files",
-    "check": "check a certificate file, independently of all else",
-    "attack": "try to break certified decisions",
-    "audit": "what is proved of a network's Lipschitz constant, node by node",
-    "export": "plain weights, ONNX, or a directory for a hub",
-    "compare": "methods side by side, under one budget, in one table and on one page",
-    "data": "data sets: what is there, and fetching",
-    "models": "architectures",
-    "methods": "ways to make a layer 1-Lipschitz",
+COMMANDS = {
+    "demo": "train, certify, check and attack on handwritten digits, in about a minute",
+    "train": "train a network, or resume a run",
+    "evaluate": "compute accuracy and certified robust accuracy of a run",
+    "certify": "compute certified radii of images, and write certificate files",
+    "check": "check a certificate file with the independent checker",
+    "attack": "attack the certified decisions of a run",
+    "audit": "prove the Lipschitz constant of any network, layer by layer",
+    "export": "export a network as plain weights, as ONNX or for a hub",
+    "compare": "train the same network with several methods and compare them",
+    "data": "list data sets, or download one",
+    "models": "list the architectures, or describe one",
+    "methods": "list the methods that make a layer 1-Lipschitz, or describe one",
+    "completion": "print a completion script for a shell",
 }
 
-_HELP = f"""usage: onelip VERB [options]
+_HELP = f"""usage: onelip COMMAND [options]
 
 Neural networks with a proved Lipschitz constant.
 
-{chr(10).join(f"  {verb:<10} {text}" for verb, text in VERBS.items())}
+{chr(10).join(f"  {name:<11} {text}" for name, text in COMMANDS.items())}
 
-onelip VERB --help tells more. Exit codes: 0 done, 1 it failed or the answer is no, 2 the command makes no sense.
-A first run, on digits that come with the package, in about a minute:
-
-  onelip demo
+Options of a command: onelip COMMAND --help. Start with: onelip demo
+Exit codes: 0 success; 1 the command failed, or its answer is no; 2 usage error.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Errors that a user can mend come as one line."""
+    """Run a command; returns its exit code. User errors are printed as one line, without a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help", "help"):
         print(_HELP, end="")
@@ -49,35 +50,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] in ("-V", "--version"):
         print(f"onelip {__version__}")
         return 0
-    verb, *rest = given
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"onelip: expected a verb of {', '.join(VERBS)}, got {verb!r}{hint}", file=sys.stderr)
+    command, *rest = given
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+        print(f"onelip: unknown command {command!r}; {hint}", file=sys.stderr)
         return 2
     try:
-        return importlib.import_module(f"onelip.cli.{verb}").run(rest)
+        return importlib.import_module(f"onelip.cli.{command}").run(rest)
     except KeyboardInterrupt:
         print("onelip: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone: `onelip models | head -1`
+    except BrokenPipeError:  # the reader of the output is gone: `onelip models | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         code = _exit_code(error)
         if code is None or os.environ.get("ONELIP_TRACEBACK"):
             raise
-        print(f"onelip {verb}: {error}", file=sys.stderr)
+        print(f"onelip {command}: {error}", file=sys.stderr)
         return code
 
 
 def _exit_code(error: Exception) -> int | None:
-    """2 for a command without sense, 1 for what could not be done, None for a mistake of our own."""
+    """2 for a usage error, 1 for a failure that the message explains, None for a bug of onelip."""
     from onelip.core.errors import RunError, UsageError
 
     if isinstance(error, UsageError):
         return 2
-    if isinstance(error, ImportError):  # ours say what to install; others are a mistake of our own
+    if isinstance(error, ImportError):  # those of onelip name the package to install
         return 1 if "pip install" in str(error) else None
-    # Everything that onelip refuses (data, layers, models, methods) is a ValueError; OSError is the machine's refusal.
-    return 1 if isinstance(error, ValueError | RunError | OSError) else None
+    if isinstance(error, RunError | OSError):  # an OSError is a failure of the machine
+        return 1
+    # Data, layers, models and methods are refused with a ValueError. One that another package raised is a bug.
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return 1 if isinstance(error, ValueError) and frame.f_globals["__name__"].startswith("onelip.") else None

@@ -1,23 +1,34 @@
-"""Lists for people, on terminals of any width: what does not fit is left out whole, or wrapped; nothing is cut."""
+"""Lists and tables for terminals of any width: long text wraps, and columns that do not fit are left out."""
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _GAP = 2
-_NARROWEST = 24  # of prose: below that it sticks out instead
+_NARROWEST = 24  # of prose; narrower terminals wrap it themselves
 
 
 def output_width() -> int:
-    """Columns of the terminal, or COLUMNS; without bound into a file or a pipe, so that a line is an entry."""
+    """Columns of the terminal, or COLUMNS; not limited in a file or a pipe, so that each entry is one line."""
     return shutil.get_terminal_size((10_000, 24)).columns
 
 
-def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, width: int) -> str:
-    """A line for each row, its last cell being prose.
+def make_console(stderr: bool = False) -> "Console":
+    """A rich console as wide as the output."""
+    from rich.console import Console
 
-    Columns between the first `keep` and the prose are left out, the last ones first, as long as more than one row in
-    ten would have to wrap.
+    return Console(stderr=stderr, width=None if sys.stdout.isatty() else min(output_width(), 160))
+
+
+def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, width: int) -> str:
+    """A line for each row; the last cell is prose.
+
+    Columns between the first `keep` and the prose are left out from the right until nine of ten rows fit on a line.
 
     Examples:
         >>> print(listing(("name", "kind", "what"), [("a", "k", "two words")], 1, 20))
@@ -42,16 +53,16 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, widt
 
 
 def described(facts: Iterable[tuple[str, str]], width: int) -> str:
-    """What a thing is, line by line: a label, and prose beside it; empty prose is left out.
+    """Labels with prose beside them; empty prose is left out.
 
     Examples:
         >>> print(described([("guarantee", "proved"), ("note", "")], 80))
           guarantee  proved
     """
-    told = [(label, text) for label, text in facts if text]
-    wide = max((len(label) for label, _ in told), default=0) + 2 * _GAP
+    shown = [(label, text) for label, text in facts if text]
+    wide = max((len(label) for label, _ in shown), default=0) + 2 * _GAP
     lines: list[str] = []
-    for label, text in told:
+    for label, text in shown:
         lines += _hanging(f"{'':{_GAP}}{label}".ljust(wide), text, min(width, 120))
     return "\n".join(lines)
 

@@ -1,10 +1,10 @@
-"""Progress of long work on stderr: a bar where somebody watches, a line for each stage elsewhere."""
+"""Progress of long work on stderr: a bar in a terminal, a line for each stage elsewhere."""
 
 import sys
 
 
 class StageProgress:
-    """A callable (done, total, what) as `onelip.certify` and `onelip.attack` take it, shown while it is entered."""
+    """Context manager and callback (done, total, what) for `onelip.certify` and `onelip.attack`."""
 
     def __enter__(self) -> "StageProgress":
         from rich.console import Console
@@ -16,7 +16,7 @@ class StageProgress:
         return self
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        # Everything that is not about images is the name of a layer that is being proved.
+        # Anything else is the name of a layer.
         stage = {"images": "certifying images", "attacking images": what}.get(what, "proving layers")
         if stage != self.stage and not sys.stderr.isatty():
             print(f"{stage}: {total}", file=sys.stderr, flush=True)

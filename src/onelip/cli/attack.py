@@ -1,16 +1,13 @@
-"""`onelip attack RUN`: try to change certified decisions of a run; one success makes the command fail."""
+"""`onelip attack RUN`: attack the certified decisions of a run."""
 
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
-from onelip.cli._parse import parse
-from onelip.cli._paths import need_file, need_place
+from onelip.cli._columns import make_console
+from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, RunPath, parse, require_file, require_writable, unset
 from onelip.cli._progress import StageProgress
 from onelip.cli._run_data import load_run_data
 from onelip.core.errors import RecipeError
@@ -23,45 +20,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack the float64 network of a run on its test images, inside and outside the certified balls.
+    """Attack the certified decisions of a run on its test images.
 
-    The exit code is 1 if a certified decision is changed; the counterexamples are then written to a file.
+    The attack searches inside and outside the certified balls of the float64 network. The exit code is 1 if it changes
+    a certified decision; the counterexamples are then written to a file.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: RunPath
     """Directory of a run."""
-    data_root: Path | None = None
-    """Where to look for named data sets; see onelip data."""
-    limit: int | None = None
+    data_root: OptionalPath = None
+    """Directory of named data sets; see onelip data."""
+    limit: OptionalNumber = None
     """Attack only the first LIMIT images."""
     start: int = 0
-    """Index of the first image: a long attack can be run in parts, each with --start and --limit."""
-    certificate: Path | None = None
-    """Read classes and radii from this certificate file; by default the images are certified first."""
-    radius: tuple[float, ...] = ()
-    """Radii of the table; by default those of the paper."""
+    """Index of the first image; use --start and --limit to run a long attack in parts."""
+    certificate: OptionalPath = None
+    """Certificate with the classes and radii to attack. By default the images are certified first."""
+    radius: Annotated[tuple[float, ...], unset("FLOAT ...")] = ()
+    """Radii of the table. Default: 36/255, 72/255, 108/255 and 1."""
     steps: int = 20
     """Gradient steps for each target class and each restart."""
     restarts: int = 1
     """Number of random starts."""
-    clip: bool = False
-    """Require points in [0, 1]. Certificates hold outside too, so the attack is stronger without it."""
-    integers: bool = False
-    """Require uint8 images; the certified sums of squared pixel differences are attacked."""
-    foolbox: Literal["FMN", "DeepFool", "DDN", "CarliniWagner"] | None = None
-    """Use an attack of foolbox instead. Needs pip install 'onelip[attacks]'."""
+    clip: Flag = False
+    """Require points in [0, 1]. Certificates also hold outside, so the attack is stronger without it."""
+    integers: Flag = False
+    """Require uint8 images: attack the certified sums of squared pixel differences."""
+    foolbox: Annotated[
+        Literal["FMN", "DeepFool", "DDN", "CarliniWagner"] | None, unset("{FMN,DeepFool,DDN,CarliniWagner}")
+    ] = None
+    """Use this attack of foolbox. Needs pip install 'onelip[attacks]'."""
     seed: int = 0
     """Seed of the random starts."""
     batch_size: int = 250
-    """Number of images at a time."""
-    out: Path | None = None
-    """Write all points found to this .npz file. Counterexamples are always written to RUN/counterexamples.npz."""
-    json: bool = False
+    """Number of images per batch."""
+    out: OptionalPath = None
+    """File for all points found (.npz). Counterexamples are always written to RUN/counterexamples.npz."""
+    json: Flag = False
     """Print JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, certify, attack, show."""
+    """Run the command; returns the exit code."""
     command = parse(Attack, "attack", arguments)
     _check(command)
 
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
     part = slice(command.start, min(stop, len(data.test_images)))
     images, labels = data.test_images[part], data.test_labels[part]
     if not len(images):
-        raise RecipeError(f"expected --start below the number of images, {len(data.test_images)}, got {command.start}")
+        raise RecipeError(f"--start {command.start} is not below the number of images, {len(data.test_images)}")
     with StageProgress() as progress:
         if command.certificate is None:
             certified = certify(network, images, batch_size=command.batch_size, progress=progress)
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
         _show(results)
     if results["broken"]:
         print(
-            f"onelip attack: {results['broken']} certified decisions were changed; the certificate is wrong, see "
+            f"onelip attack: {results['broken']} certified decisions were changed, so the certificate is wrong; see "
             f"{results['counterexamples_file']}",
             file=sys.stderr,
         )
@@ -129,10 +129,10 @@ def _check(command: Attack) -> None:
         raise RecipeError(f"expected --restarts of at least 0, got {command.restarts}")
     if not all(0 <= radius < float("inf") for radius in command.radius):
         raise RecipeError(f"expected finite radii of at least 0, got {command.radius}")
-    need_file("--certificate", command.certificate)
-    need_place("--out", command.out)
+    require_file("--certificate", command.certificate)
+    require_writable("--out", command.out)
     if command.foolbox and command.integers:
-        raise RecipeError("expected --foolbox or --integers, got both; foolbox supports floats only")
+        raise RecipeError("--foolbox and --integers exclude each other: foolbox supports floats only")
 
 
 def _attack(
@@ -170,7 +170,7 @@ def _attack(
 
 
 def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) -> dict[str, dict[str, float]]:
-    """For each radius: certified accuracy (a lower bound of robust accuracy), attacked accuracy (an upper one), gap."""
+    """For each radius, a lower and an upper bound of the robust accuracy: certified and attacked; and their gap."""
     from onelip.certification.margins import radius_name
 
     rows = {}
@@ -181,30 +181,28 @@ def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) 
 
 
 def _show(results: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from onelip.training.display import simple_table
 
-    start = f" from number {results['start']}" if results["start"] else ""
-    title = f"{results['data']}, test images ({results['images']}{start}), attack: {results['attack']}; in %"
+    start = f" from index {results['start']}" if results["start"] else ""
+    title = f"{results['data']}, {results['images']} test images{start}, attack: {results['attack']}; in %"
     style = "red" if results["broken"] else ""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
+    table = simple_table(title, style)
     for name in ("radius", "accuracy", "CRA", "attacked accuracy", "gap"):
         table.add_column(name, justify="right", min_width=max(map(len, name.split())), style=style)
     for radius, row in results["radii"].items():
         shares = (results["accuracy"], row["cra"], row["attacked"], row["gap"])
         table.add_row(radius, *(f"{100 * share:.2f}" for share in shares))
-    console = Console()
+    console = make_console()
     console.print(table)
-    counts = f"{results['attacked']} certified images attacked, {results['broken']} broken."
+    counts = f"{results['attacked']} certified images were attacked; {results['broken']} decisions were changed."
     console.print(counts, style="bold red" if results["broken"] else None, highlight=False)
     if results["smallest_ratio"] is not None:
         print(
-            f"Found distance over certified radius: at least {results['smallest_ratio']:.6f}, "
+            f"Distance found divided by certified radius: at least {results['smallest_ratio']:.6f}, "
             f"median {results['median_ratio']:.4f}."
         )
     if not results["finished"]:
-        print("The run is not finished: these are the weights of its last checkpoint.")
-    for what in ("flips_file", "counterexamples_file"):
+        print("The run is not finished; these are the weights of its last checkpoint.")
+    for what, name in (("flips_file", "Points found"), ("counterexamples_file", "Counterexamples")):
         if what in results:
-            print(f"{what.replace('_', ' ')}: {results[what]}")
+            print(f"{name}: {results[what]}")

@@ -1,4 +1,4 @@
-"""`onelip audit TARGET`: what is proved of a network's Lipschitz constant, what is measured, what has no proof."""
+"""`onelip audit TARGET`: prove an upper bound of the Lipschitz constant of a network, layer by layer."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from onelip.cli._parse import parse
+from onelip.cli._parse import Flag, parse, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -18,49 +18,52 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AuditCommand:
-    """Prove an upper bound of a network's Lipschitz constant, step by step, and measure a lower one.
+class Audit:
+    """Prove an upper bound of the Lipschitz constant of a network, layer by layer, and measure a lower bound.
 
-    The constant is for one image, in L2, in pixel units ([0, 1]), in eval mode and in real arithmetic. Exit code 1 if
-    something has no proof, or if the bound is above --require.
+    The target is the directory of a run, or package.module:name or file.py:name, where name is a torch module or a
+    function that returns one. Naming a function RUNS its code: audit only code that you trust. Reading a run does not
+    run code from it.
+
+    The constant is that of one image, in the L2 norm, for pixels in [0, 1], in eval mode and in real arithmetic. The
+    exit code is 1 if an operation has no proof, or if the bound is above --require.
     """
 
-    target: Annotated[str | None, tyro.conf.Positional] = None
-    """Directory of a run; or package.module:name or file.py:name, where name is a module of torch or a function that
-    returns one. Naming a function RUNS that code: audit only code that you trust. A run is read without running any."""
-    model: str | None = None
-    """Instead of a target: an architecture by name with fresh weights; see onelip models."""
-    input_shape: str | None = None
-    """Shape of one input, such as 3,32,32; a run knows its own."""
+    target: Annotated[str | None, tyro.conf.Positional, unset("[TARGET]")] = None
+    """Run directory, package.module:name or file.py:name."""
+    model: Annotated[str | None, unset("NAME")] = None
+    """Audit this architecture with initial weights instead of a target; see onelip models."""
+    input_shape: Annotated[str | None, unset("SHAPE")] = None
+    """Shape of one input, such as 3,32,32. Not needed for a run."""
     num_classes: int = 10
-    """For --model."""
+    """Number of classes of --model."""
     image_size: int = 32
-    """For --model."""
+    """Height and width of the images of --model."""
     in_channels: int = 3
-    """For --model."""
-    mean: tuple[float, ...] = ()
-    """Means per channel, if images are standardised before the network: that is part of the function."""
-    std: tuple[float, ...] = ()
-    """Standard deviations per channel."""
+    """Number of channels of the images of --model."""
+    mean: Annotated[tuple[float, ...], unset("FLOAT ...")] = ()
+    """Mean of each channel, if images are standardised before the network. The audit includes it."""
+    std: Annotated[tuple[float, ...], unset("FLOAT ...")] = ()
+    """Standard deviation of each channel."""
     effort: Literal["quick", "normal", "high"] = "normal"
-    """How hard to work on each weight."""
+    """Effort for each weight: more effort gives tighter bounds."""
     lower: bool = True
-    """Measure lower bounds, too."""
-    require: float | None = None
-    """Exit with 1 unless a bound of at most this is proved."""
+    """Also measure lower bounds."""
+    require: Annotated[float | None, unset("FLOAT")] = None
+    """Exit with code 1 unless this bound, or a smaller one, is proved."""
     seed: int = 0
-    """Of fresh weights, of the example and of the measurement."""
-    json: bool = False
+    """Seed of the initial weights, of the example input and of the measurement."""
+    json: Flag = False
     """Print JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, audit, show."""
-    command = parse(AuditCommand, "audit", arguments)
+    """Run the command; returns the exit code."""
+    command = parse(Audit, "audit", arguments)
     if (command.target is None) == (command.model is None):
-        raise RecipeError("expected a TARGET or --model, and not both; see onelip audit --help")
+        raise RecipeError("give a TARGET or --model, not both; see onelip audit --help")
     if bool(command.mean) != bool(command.std):
-        raise RecipeError("expected --mean and --std together, got one of them")
+        raise RecipeError("--mean and --std must be given together")
     if command.require is not None and not command.require >= 0:
         raise RecipeError(f"expected --require of at least 0, got {command.require}")
 
@@ -71,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
     torch.manual_seed(command.seed)
     if command.mean:
-        with _as_mistake():
+        with _usage_errors():
             Normalize(command.mean, command.std)
     model, shape = _network(command)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
@@ -93,13 +96,13 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print(found)
         if command.require is not None and not is_enough:
-            print(f"Required: at most {command.require:g}. Not proved.")
+            print(f"Not proved: the required bound {command.require:g}.")
     return 0 if is_enough else 1
 
 
 @contextmanager
-def _as_mistake() -> Iterator[None]:
-    """What is refused within was typed so."""
+def _usage_errors() -> Iterator[None]:
+    """Turn a ValueError about an option into a usage error."""
     try:
         yield
     except ValueError as error:
@@ -107,7 +110,7 @@ def _as_mistake() -> Iterator[None]:
 
 
 class _Progress:
-    """One line on stderr that is written over, where somebody watches."""
+    """One line on stderr that is overwritten, if stderr is a terminal."""
 
     def __init__(self) -> None:
         self.is_watched = sys.stderr.isatty()
@@ -121,12 +124,12 @@ class _Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _network(command: AuditCommand) -> "tuple[nn.Module, tuple[int, ...]]":
-    """The network, and the shape of one of its inputs."""
+def _network(command: Audit) -> "tuple[nn.Module, tuple[int, ...]]":
+    """The network and the shape of one input."""
     if command.model is not None:
         from onelip.models import create_model
 
-        with _as_mistake():
+        with _usage_errors():
             model = create_model(
                 command.model,
                 num_classes=command.num_classes,
@@ -142,7 +145,7 @@ def _network(command: AuditCommand) -> "tuple[nn.Module, tuple[int, ...]]":
         return loaded.plain, _shape(command.input_shape) or loaded.config.shape
     shape = _shape(command.input_shape)
     if shape is None:
-        raise RecipeError(f"expected --input-shape for {command.target}, such as 3,32,32, got none")
+        raise RecipeError(f"{command.target} needs --input-shape, such as --input-shape 3,32,32")
     return _call(command.target), shape
 
 
@@ -159,7 +162,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _call(target: str) -> "nn.Module":
-    """What package.module:name or file.py:name names: a module, or what the function returns."""
+    """The module that package.module:name or file.py:name names, or that its function returns."""
     import importlib
     import importlib.util
 
@@ -168,7 +171,7 @@ def _call(target: str) -> "nn.Module":
     where, _, name = target.rpartition(":")
     if where.endswith(".py"):
         if not Path(where).is_file():
-            raise RecipeError(f"expected a file, got {where}, which is none")
+            raise RecipeError(f"{where}: no such file")
         spec = importlib.util.spec_from_file_location(Path(where).stem, where)
         assert spec is not None
         assert spec.loader is not None
@@ -181,12 +184,12 @@ def _call(target: str) -> "nn.Module":
         except ImportError as error:
             raise RecipeError(f"expected package.module:name, got {target!r}: {error}") from error
     if not hasattr(source, name):
-        raise RecipeError(f"expected {where} to have {name!r}, got none; name a function that returns the model")
+        raise RecipeError(f"{where} has no {name!r}; name a torch module or a function that returns one")
     found = getattr(source, name)
     try:
         model = found if isinstance(found, nn.Module) else found()
     except TypeError as error:  # no function, or one that needs arguments
-        raise RecipeError(f"expected {target} to be a function without arguments, got: {error}") from error
+        raise RecipeError(f"calling {target} without arguments failed: {error}") from error
     if not isinstance(model, nn.Module):
-        raise RecipeError(f"expected {target} to give a torch module, got {type(model).__name__}")
+        raise RecipeError(f"{target} is not a torch module and does not return one, but {type(model).__name__}")
     return model

@@ -1,4 +1,4 @@
-"""`onelip check CERTIFICATE`: check a certificate from its weight file, with the independent checker."""
+"""`onelip check CERTIFICATE`: check a certificate file with the independent checker."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,41 +8,42 @@ from typing import Annotated, Any
 
 import tyro
 
-from onelip.cli._parse import parse
+from onelip.cli._parse import Flag, OptionalPath, parse, unset
 
 
 @dataclass(frozen=True)
 class Check:
     """Check a certificate with the independent checker, which uses neither torch nor the rest of onelip.
 
-    Exit code 0: accepted. 1: rejected, or the estimated work or memory exceeds its limit. 2: a file cannot be read. 3:
-    the bounds are accepted, but there were no images to recompute the logits from. `python -m onelip.checker` does the
-    same and prints JSON. With --run, torch and the rest of onelip also check that the program is the network of the run
-    and that the images and labels are those of its data.
+    The exit code is 0 if the certificate is accepted; 1 if it is rejected, or if the estimated work or memory exceeds
+    the limit; 2 if a file cannot be read; 3 if the bounds are accepted, but there are no images to recompute the logits
+    from. `python -m onelip.checker` does the same and prints JSON.
+
+    With --run, torch and the rest of onelip also check that the program is the network of the run, and that the images
+    and labels are those of its data.
     """
 
-    certificate: Annotated[Path, tyro.conf.Positional]
-    """The certificate, as written by `onelip certify --out`."""
-    weights: Path | None = None
-    """The weight file, if it is neither at the path in the certificate nor beside it."""
-    config: Path | None = None
-    """The configuration, likewise."""
-    images: Path | None = None
-    """The images (.npy), if they are not at the path in the certificate. The program is run on them."""
-    run: Path | None = None
-    """A run directory: the certificate must belong to its network, weights, configuration and data."""
-    data_root: Path | None = None
+    certificate: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CERTIFICATE")]
+    """Certificate file, as written by onelip certify --out."""
+    weights: OptionalPath = None
+    """Weight file. Default: the path in the certificate, or a file beside the certificate with its hash."""
+    config: OptionalPath = None
+    """Configuration file. Default: as for --weights."""
+    images: OptionalPath = None
+    """Images (.npy) to recompute the logits from. Default: the path in the certificate."""
+    run: OptionalPath = None
+    """Also check that the certificate belongs to this run: network, weights, configuration and data."""
+    data_root: OptionalPath = None
     """Directory of the data of the run; see onelip data."""
-    max_minutes: float | None = None
-    """Limit of the estimated work, in minutes of one core. Default: half a minute, and two minutes for each megabyte of
-    the files, but at most an hour."""
+    max_minutes: Annotated[float | None, unset("FLOAT")] = None
+    """Limit of the estimated work, in minutes of one core. Default: 0.5 plus 2 per megabyte of files, at most 60."""
     max_memory: float = 4.0
     """Limit of the estimated memory, in gigabytes."""
-    json: bool = False
+    json: Flag = False
     """Print JSON."""
-    verbose: bool = False
+    verbose: Flag = False
     """Show every node and every batch of images."""
-    quiet: bool = False
+    quiet: Flag = False
     """Do not show the estimate."""
 
 

@@ -1,4 +1,4 @@
-"""`onelip compare`: methods side by side, under one budget, in one table and on one page."""
+"""`onelip compare`: train the same network with several methods and compare them."""
 
 import json
 import shlex
@@ -6,69 +6,71 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from onelip.cli._parse import parse
+import tyro
+
+from onelip.cli._columns import make_console
+from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, parse, unset
 from onelip.core.errors import Stopped
 from onelip.training.recipe import Recipe, preset
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Train the same network with several methods, each with the same budget, and compare.
+    """Train the same network with several methods, each with the same budget, and compare the results.
 
-    Each method is an ordinary run in OUT/NAME, with its authors' learning rate, momentum and decay where they recommend
-    some. The same command goes on where it was stopped; methods that are done are not trained again, and others can be
-    added. A method that fails is a row that says why. Exit code 1 if none worked.
+    Each method is an ordinary run in OUT/NAME, with the learning rate, momentum and weight decay that its authors
+    recommend. The same command resumes a stopped comparison. Finished methods are not trained again, and more methods
+    can be added. A method that fails is a row with the reason. The exit code is 1 if all methods failed.
     """
 
-    methods: str
-    """Names with commas between them (see onelip methods), or all; none is the plain network."""
-    budget: str
-    """Of each method: epochs as 20ep, or time of training steps as 90s, 10m, 1h30m (whole epochs that fit)."""
-    out: Path | None = None
-    """Directory of the comparison: new, or one of the same plan. runs/compare-DATA-MODEL-BUDGET if not given."""
+    methods: Annotated[str, tyro.conf.arg(metavar="NAME,NAME,...")]
+    """Methods (see onelip methods), or all; none is the network without a method, the baseline."""
+    budget: Annotated[str, tyro.conf.arg(metavar="BUDGET")]
+    """Budget of each method: epochs (20ep), or time of training steps (90s, 10m, 1h30m)."""
+    out: OptionalPath = None
+    """Directory of the comparison. Default: runs/compare-DATA-MODEL-BUDGET."""
     data: str = "digits"
-    """Name of a data set, or a path; see onelip train."""
-    model: str | None = None
-    """Name of an architecture; see onelip models. That of the preset by default."""
-    model_options: tuple[str, ...] = ()
-    """What else the model knows, as key=value."""
-    preset: str | None = None
-    """Recipe to begin with: digits for the digits, else short."""
-    batch_size: int | None = None
-    """Images in a step; that of the preset by default."""
+    """Name of a data set (see onelip data), or a path."""
+    model: Annotated[str | None, unset("NAME")] = None
+    """Architecture; see onelip models. Default: that of the preset."""
+    model_options: Annotated[tuple[str, ...], unset("KEY=VALUE ...")] = ()
+    """Options of the model."""
+    preset: Annotated[str | None, unset("NAME")] = None
+    """Recipe that all methods share: paper, short or digits. Default: digits for the digits, else short."""
+    batch_size: OptionalNumber = None
+    """Images per step. Default: that of the preset."""
     seed: int = 0
-    """Decides the first weights, the order and the augmentation."""
+    """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
-    """Part of the training images that is held out, and that the table is then about: choose by it."""
+    """Fraction of the training images held out for validation; the table then shows the validation accuracy."""
     device: str = "auto"
-    """Where to compute."""
-    data_root: Path | None = None
-    """Where to look for named data sets; see onelip data."""
+    """Device to compute on: auto, cpu, cuda, ..."""
+    data_root: OptionalPath = None
+    """Directory of named data sets; see onelip data."""
     memory: bool = True
-    """Measure the peak of memory, in processes of their own."""
-    retry: bool = False
-    """Try methods that failed before again."""
-    json: bool = False
-    """Print the comparison as JSON; all else goes to standard error."""
+    """Measure the peak memory, in separate processes."""
+    retry: Flag = False
+    """Train methods again that failed before."""
+    json: Flag = False
+    """Print the comparison as JSON; everything else goes to standard error."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, compare, show."""
+    """Run the command; returns the exit code."""
     command = parse(Compare, "compare", arguments)
     recipe = _shared_recipe(command)
     name = "-".join(("compare", Path(command.data).stem, recipe.model, command.budget))
     out = command.out or Path("runs", name)
 
-    from rich.console import Console
-
+    from onelip.compare.page import comparison_tables, failures
     from onelip.compare.plan import Plan
     from onelip.compare.run import compare
-    from onelip.compare.table import comparison_tables, failures
     from onelip.training.display import Display
 
     plan = Plan.make(command.methods, budget=command.budget, recipe=recipe)
-    console = Console(stderr=command.json)
+    console = make_console(stderr=command.json)
     again = shlex.join(["onelip", "compare", *arguments])
     display = Display(console)
     try:
@@ -96,14 +98,14 @@ def run(arguments: Sequence[str]) -> int:
             console.print(table)
         for line in failures(record):
             display.print(line)
-        display.print(f"The comparison is in {out}: index.html to look at, comparison.json with everything.")
-    how_many = f"{len(worked)} of {len(asked)} methods worked"
+        display.print(f"The comparison is in {out}: index.html (page) and comparison.json (all numbers).")
+    how_many = f"{len(worked)} of {len(asked)} methods finished"
     print(f"onelip compare: {how_many}.", file=sys.stderr)
     return 0 if worked else 1
 
 
 def _shared_recipe(command: Compare) -> Recipe:
-    # A comparison has a budget, so the recipe for few passes: the paper's schedule is made for 1000 epochs.
+    # The recipe for few epochs: the schedule of the paper is made for 1000.
     chosen = preset(command.preset or ("digits" if command.data == "digits" else "short"))
     return chosen.replace(
         data=command.data,

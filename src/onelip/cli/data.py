@@ -4,13 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from onelip.cli._parse import parse
+from onelip.cli._parse import Flag, OptionalPath, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
@@ -27,9 +26,9 @@ See onelip data list --help and onelip data fetch --help.
 class List:
     """List the data sets, and where each was found."""
 
-    root: Path | None = None
+    root: OptionalPath = None
     """Search only this directory."""
-    json: bool = False
+    json: Flag = False
     """Print JSON."""
 
 
@@ -37,14 +36,17 @@ class List:
 class Fetch:
     """Download an official data set. A partial download is resumed; checksums are verified."""
 
-    name: Annotated[str, tyro.conf.Positional]
-    """One of the names of onelip data list."""
-    root: Path | None = None
-    """Directory to write to; by default the first that is searched."""
-    url: str | None = None
-    """A folder on another server that has the same files."""
-    json: bool = False
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """Name of a data set; see onelip data list."""
+    root: OptionalPath = None
+    """Directory to write to. Default: the first searched directory."""
+    url: Annotated[str | None, unset("URL")] = None
+    """Folder on another server with the same files."""
+    json: Flag = False
     """Print JSON."""
+
+
+Data = Annotated[List, tyro.conf.subcommand("list")] | Annotated[Fetch, tyro.conf.subcommand("fetch")]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,9 +76,9 @@ def _list(command: List) -> int:
         return 0
     width = max(len(s.name) for s in status)
     for s in status:
-        where = s.found or f"not found; onelip data fetch {s.name}"
+        where = s.found or f"not found; download it with onelip data fetch {s.name}"
         print(f"{s.name:<{width}}  {s.title}\n{'':<{width}}  {where}")
-    print(f"\nSearched in {', then '.join(places)}. Name your own data by their path: .npz, or a folder of images.")
+    print(f"\nSearched directories: {', '.join(places)}. Use your own data by their path: .npz, or a folder of images.")
     return 0
 
 
@@ -88,7 +90,7 @@ def _fetch(command: Fetch) -> int:
     if command.name not in (names := [name for name in list_data() if name != "digits"]):
         near = did_you_mean(command.name, names)
         extra = "; the digits are part of the package" if command.name == "digits" else near
-        raise RecipeError(f"expected one of {', '.join(names)} to fetch, got {command.name!r}{extra}")
+        raise RecipeError(f"expected one of {', '.join(names)}, got {command.name!r}{extra}")
     if command.url is not None and not command.url.startswith(("http://", "https://")):
         raise RecipeError(f"expected --url to be an http or https address, got {command.url!r}")
     columns = (

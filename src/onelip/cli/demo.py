@@ -4,19 +4,19 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from onelip.cli._parse import parse
+from onelip.cli._parse import OptionalPath, parse
+from onelip.cli._run_data import new_run_directory
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train on handwritten digits, certify the test images, check the certificate, attack it: about a minute."""
+    """Train on handwritten digits, certify the test images, check the certificate and attack it, in about a minute."""
 
-    out: Path | None = None
-    """Directory of the run; by default runs/demo-1 or the next free number."""
+    out: OptionalPath = None
+    """Directory of the run. Default: runs/demo-1, or the next free number."""
     epochs: int = 35
-    """Number of epochs; fewer are faster and certify less."""
+    """Number of epochs."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from onelip.cli import main
 
-    out = command.out or _new_directory()
+    out = command.out or new_run_directory("demo")
     certificate = out / "certificate.json"
     steps = {
         "Train a 1-Lipschitz network.": ["train", "--out", out, "--epochs", command.epochs],
@@ -42,8 +42,3 @@ def run(arguments: Sequence[str]) -> int:
     command = shlex.join(["onelip", "export", str(out), "--format", "onnx", "--out", str(out / "model.onnx")])
     print(f"\nAll files are in {out}. Next: {command}")
     return 0
-
-
-def _new_directory() -> Path:
-    number = next(n for n in range(1, 10**6) if not Path("runs", f"demo-{n}", "config.json").exists())
-    return Path("runs", f"demo-{number}")

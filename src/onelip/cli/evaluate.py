@@ -1,43 +1,39 @@
-"""`onelip evaluate RUN`: the table of a run, per class, from the stored weights."""
+"""`onelip evaluate RUN`: accuracy and certified robust accuracy of a run, for each class."""
 
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from onelip.cli._parse import parse
+from onelip.cli._columns import make_console
+from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, unset
 from onelip.cli._run_data import load_run_data
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Accuracy and certified robust accuracy on the test images.
+    """Compute accuracy and certified robust accuracy (CRA) on the test images.
 
-    The baked network runs in float32. Its Lipschitz constant is that of its construction, or a bound of the stored
-    weights, in real arithmetic.
+    The baked network runs in float32. Its Lipschitz constant is proved by the method, or from the stored weights, in
+    real arithmetic.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: RunPath
     """Directory of a run."""
-    data: str | None = None
-    """Other data than those of the run, by name or path, with the same number of classes."""
-    data_root: Path | None = None
+    data: Annotated[str | None, unset("NAME|PATH")] = None
+    """Other data than those of the run, with images of the same shape and the same number of classes."""
+    data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     device: str = "cpu"
-    """Device to compute on."""
-    json: bool = False
+    """Device to compute on: auto, cpu, cuda, ..."""
+    json: Flag = False
     """Print JSON."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, evaluate, print the table."""
+    """Run the command; returns the exit code."""
     command = parse(Evaluate, "evaluate", arguments)
-
-    from rich.console import Console
 
     from onelip.losses import OffsetCrossEntropy
     from onelip.training.build import load_run
@@ -62,13 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         print(json.dumps(results))
         return 0
-    console = Console()
-    console.print(results_table(results, per_class=True))
+    make_console().print(results_table(results, per_class=True))
     if not loaded.is_finished:
         print("The run is not finished; these are the weights of its last checkpoint.")
     if found.lipschitz is None:
         print("No CRA: no Lipschitz constant is proved for this network.")
     else:
-        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}; without rounding errors.")
+        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}. Rounding errors are not included.")
         print(f"Radii that include rounding errors: onelip certify {shlex.quote(str(command.run))}")
     return 0

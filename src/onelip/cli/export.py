@@ -1,16 +1,13 @@
 """`onelip export RUN`: write a trained network as plain weights, as ONNX, or as a directory for a hub."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
-from onelip.cli._parse import parse
-from onelip.cli._paths import need_file
+from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, require_file, unset
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,21 +24,21 @@ class Export:
     hub.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: RunPath
     """Directory of a finished run."""
     format: Literal["safetensors", "onnx", "hub"] = "safetensors"
     """File format."""
-    out: Path | None = None
-    """File (.safetensors, .onnx) or directory (hub) to write; by default in RUN/export."""
-    dtype: Literal["float32", "float64"] | None = None
-    """Type of the numbers. Default for ONNX: float64 with a certificate, which holds for float64 only, else float32."""
-    certificate: Path | None = None
-    """A certificate of this run (onelip certify --out) to copy; its hashes are checked."""
-    uint8_input: bool = False
-    """ONNX: take uint8 images and divide by 255 inside."""
-    force: bool = False
+    out: OptionalPath = None
+    """File (.safetensors, .onnx) or directory (hub) to write. Default: in RUN/export."""
+    dtype: Annotated[Literal["float32", "float64"] | None, unset("{float32,float64}")] = None
+    """Type of the numbers. Default for ONNX: float64 with a certificate, else float32."""
+    certificate: OptionalPath = None
+    """Certificate of this run (onelip certify --out) to copy; its hashes are checked."""
+    uint8_input: Flag = False
+    """ONNX: take uint8 images and divide them by 255 in the file."""
+    force: Flag = False
     """Overwrite existing files."""
-    json: bool = False
+    json: Flag = False
     """Print JSON."""
 
     @property
@@ -52,12 +49,10 @@ class Export:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, export, show."""
+    """Run the command; returns the exit code."""
     command = parse(Export, "export", arguments)
-    if message := _contradiction(command):
-        print(f"onelip export: {message}", file=sys.stderr)
-        return 2
-    need_file("--certificate", command.certificate)
+    _check(command)
+    require_file("--certificate", command.certificate)
 
     from onelip.export.hub import read_source
 
@@ -74,25 +69,26 @@ def run(arguments: Sequence[str]) -> int:
     if "difference" in written:
         print(
             f"ONNX Runtime and torch differ by at most {written['difference']:.1e} on {written['images']} images "
-            f"({written['source']}); up to {written['bound']:.1e} is rounding."
+            f"({written['source']}); rounding explains up to {written['bound']:.1e}."
         )
     if command.format == "onnx" and written["dtype"] == "float32":
-        print("The file computes in float32; certificates hold for float64 only (--dtype float64).")
+        print("The file computes in float32. Certificates hold for float64 only; export that with --dtype float64.")
     return 0
 
 
-def _contradiction(command: Export) -> str | None:
-    """A message about flags that exclude each other, or None."""
+def _check(command: Export) -> None:
+    """Raise an error for options that exclude each other."""
     suffix = {"safetensors": ".safetensors", "onnx": ".onnx"}.get(command.format)
     if suffix and command.place.suffix != suffix:
-        return f"expected --out to end in {suffix} for this --format, got {command.place.name!r}"
+        raise RecipeError(f"--format {command.format} needs an --out that ends in {suffix}, got {command.place.name!r}")
     if command.uint8_input and command.format != "onnx":
-        return f"--uint8-input needs --format onnx, got {command.format}; other formats contain weights only"
+        raise RecipeError(
+            f"--uint8-input needs --format onnx, got {command.format}: other formats contain weights only"
+        )
     if command.dtype and command.format == "hub":
-        return "expected no --dtype with --format hub, which keeps the weights of the run; remove it"
+        raise RecipeError("--dtype and --format hub exclude each other: a hub directory keeps the weights of the run")
     if command.certificate and command.format == "onnx" and command.dtype == "float32":
-        return "expected float64 with a certificate, which holds for float64 only, got float32; remove --dtype"
-    return None
+        raise RecipeError("--certificate and --dtype float32 exclude each other: a certificate holds for float64 only")
 
 
 def _beside(out: Path, ending: str) -> Path:
@@ -118,8 +114,8 @@ def _safetensors(command: Export, source: "Source") -> dict[str, Any]:
     if dtype != stored:
         if command.certificate:
             raise ExportError(
-                f"a certificate names the stored weights ({stored}) by their hash, which --dtype {dtype} would change; "
-                "remove --dtype (float64 from float32 is exact)"
+                f"--dtype {dtype} changes the stored weights ({stored}), and the certificate contains their hash; "
+                "remove --dtype"
             )
         content = plain_bytes(source.plain.to(getattr(torch, dtype)), {"weights_sha256": source.weights_sha256})
     files = [(_beside(command.place, "config.json"), source.config_bytes)]

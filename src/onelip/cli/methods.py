@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from onelip.cli._columns import described, listing, output_width
-from onelip.cli._parse import parse
+from onelip.cli._parse import Flag, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _GUARANTEES = {
     "proved": "for every parameter, in real arithmetic",
     "at convergence": "in training once an iteration has converged; evaluation divides by a proved bound",
-    "none": "no constant by construction; evaluation goes by proved bounds of the stored weights",
+    "none": "no constant by construction; evaluation uses proved bounds of the stored weights",
 }
 _MECHANISMS = {
     "parametrization": "the weight is computed from a parameter at each access",
-    "projection": "the weight is moved after each step of the optimizer",
+    "projection": "the weight is projected after each step of the optimizer",
     "penalty": "a term is added to the loss",
     "loss": "the loss itself uses the network's constant",
 }
@@ -35,16 +35,16 @@ _RADII = {
 
 @dataclass(frozen=True)
 class Methods:
-    """List the methods that --method takes, with their guarantees; or describe one of them."""
+    """List the methods for --method with their guarantees, or describe one."""
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
-    """One method."""
-    json: bool = False
-    """Print JSON: a list of all, or an object for one."""
+    name: Annotated[str | None, tyro.conf.Positional, unset("[NAME]")] = None
+    """Method to describe."""
+    json: Flag = False
+    """Print JSON: a list of all methods, or an object for one."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse and list."""
+    """Run the command; returns the exit code."""
     command = parse(Methods, "methods", arguments)
 
     from onelip.methods.describe import supported_layers

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from onelip.cli._columns import described, listing, output_width
-from onelip.cli._parse import parse
+from onelip.cli._parse import Flag, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """List the architectures that --model takes, or describe one."""
+    """List the architectures for --model, or describe one."""
 
-    name: Annotated[str | None, tyro.conf.Positional] = None
+    name: Annotated[str | None, tyro.conf.Positional, unset("[NAME]")] = None
     """Model to describe."""
     filter: str = "*"
-    """Only names that match this pattern; * matches anything."""
-    json: bool = False
+    """List only names that match this pattern, such as 'aol-*'."""
+    json: Flag = False
     """Print JSON: a list of names, or an object for one model."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse and list."""
+    """Run the command; returns the exit code."""
     command = parse(Models, "models", arguments)
 
     from onelip.models import describe_model, list_models
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     if command.name is not None:
         if command.name not in list_models():
             near = did_you_mean(command.name, list_models())
-            raise RecipeError(f"expected a model of {', '.join(list_models())}, got {command.name!r}{near}")
+            raise RecipeError(f"unknown model {command.name!r}; known: {', '.join(list_models())}{near}")
         found = describe_model(command.name)
         print(json.dumps(asdict(found)) if command.json else _describe(found))
         return 0
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"no model matches {command.filter!r}")
     else:
         rows = [(m.name, _options(m), m.title) for m in map(describe_model, names)]
-        print(listing(("name", "options", "what it is"), rows, 1, output_width()))
+        print(listing(("name", "options", "description"), rows, 1, output_width()))
         print("\nLayers and options of one model: onelip models NAME")
     return 0
 

@@ -12,7 +12,9 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._parse import parse
+from onelip.cli._columns import make_console
+from onelip.cli._parse import Flag, OptionalPath, parse, unset
+from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
 from onelip.training.recipe import Recipe, preset, preset_for, with_method
 from onelip.training.run_directory import RunDirectory, read_config
@@ -22,47 +24,46 @@ from onelip.training.run_directory import RunDirectory, read_config
 class Train:
     """Train a 1-Lipschitz network.
 
-    Without options: on the handwritten digits in the package, in about a minute. With --data: the paper's recipe. The
-    defaults below are those of the preset. Ctrl-C and SIGTERM save the run and stop it after the current step.
+    Without options, it trains on the handwritten digits in the package, in about a minute. With --data, it uses the
+    recipe of the paper. The defaults below are those of the preset. Ctrl-C and SIGTERM stop the run after the current
+    step and save it.
     """
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
-    out: Path | None = None
-    """Directory of the new run; by default a new one in runs/."""
-    resume: Path | None = None
-    """Resume the run in this directory with its own recipe. If its data were moved, add --data PATH."""
-    preset: str | None = None
-    """paper, short (CIFAR-10 in about an hour on two cores) or digits."""
-    data_root: Path | None = None
+    out: OptionalPath = None
+    """Directory of the new run. Default: a new directory in runs/."""
+    resume: OptionalPath = None
+    """Resume the run in this directory. If its data were moved, add --data PATH."""
+    preset: Annotated[str | None, unset("NAME")] = None
+    """Recipe to start from: paper, short (CIFAR-10 in about an hour on two cores) or digits."""
+    data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     save_minutes: float = 10.0
-    """Minutes between checkpoints, besides the one after each epoch; 0 for none."""
+    """Minutes between checkpoints, in addition to one after each epoch; 0 to switch off."""
     save_steps: int = 0
-    """Steps between checkpoints; 0 for none."""
-    tensorboard: bool = False
-    """Also log for TensorBoard."""
-    json: bool = False
+    """Steps between checkpoints; 0 to switch off."""
+    tensorboard: Flag = False
+    """Also write a log for TensorBoard. Needs pip install 'onelip[tensorboard]'."""
+    json: Flag = False
     """Print the results as JSON; everything else goes to standard error."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, train, print the table."""
+    """Run the command; returns the exit code."""
     command = parse(Train, "train", arguments, Train(_starting_recipe(arguments)))
     if command.resume is not None:
         _check_resume(command)
     if ":" in command.recipe.loss:
-        sys.path.insert(0, os.getcwd())  # as `python -m onelip` does: a loss of one's own is a module in this directory
+        sys.path.insert(0, os.getcwd())  # as `python -m onelip` does: module:callable may be in this directory
 
-    # Only now: help and wrong options need no torch.
-    from rich.console import Console
-
+    # Help and usage errors do not import torch.
     from onelip.training.display import Display, results_table
     from onelip.training.distributed import stop_on_signals
     from onelip.training.trainer import train
 
     is_first = os.environ.get("RANK", "0") == "0"
-    out = command.resume or command.out or _new_directory(command.recipe)
-    console = Console(stderr=command.json)
+    out = command.resume or command.out or new_run_directory(f"{Path(command.recipe.data).stem}-{command.recipe.model}")
+    console = make_console(stderr=command.json)
     display = Display(console)
     try:
         with stop_on_signals() as stop:
@@ -129,9 +130,3 @@ def _check_resume(command: Train) -> None:
     command.recipe.check_resumes(kept)
     if command.recipe.data != kept.data and not Path(command.recipe.data).expanduser().exists():
         raise RecipeError(f"--data {command.recipe.data}: there is no such file or directory")
-
-
-def _new_directory(recipe: Recipe) -> Path:
-    stem = f"{Path(recipe.data).stem}-{recipe.model}"
-    number = next(n for n in range(1, 10**6) if not Path("runs", f"{stem}-{n}", "config.json").exists())
-    return Path("runs", f"{stem}-{number}")

@@ -1,9 +1,8 @@
-"""What is compared: methods x budget -> one recipe per method, which differ in the method and its own numbers only.
+"""Methods and a budget, as one recipe per method.
 
-    same data, architecture, seed, batch size, order of images;  method, and what its authors recommend;
-    epochs: the same for all, or as many whole ones as each makes in the same time
-
-No torch here: the command line reads this file to answer `--help`.
+The recipes have the same data, architecture, seed, batch size and order of images. They differ in the method and in the
+hyperparameters that its authors recommend. The number of epochs is the same for all, or the number of whole epochs that
+each runs in the same time. This module does not import torch.
 """
 
 import math
@@ -15,7 +14,7 @@ from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 from onelip.training.recipe import MACHINE_FIELDS, Recipe, with_method
 
-PLAIN = "none"  # torch layers without a method: what times are relative to, and a row if it is asked for
+PLAIN = "none"  # layers of torch without a method
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _EPOCHS = re.compile(r"(\d+)ep")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
@@ -23,7 +22,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 @dataclass(frozen=True)
 class Budget:
-    """What each method may spend: a number of epochs, or seconds of training steps. One of them is None."""
+    """The budget of each method: a number of epochs, or seconds of training steps. The other one is None."""
 
     text: str
     epochs: int | None = None
@@ -31,7 +30,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read 20ep, 90s, 10m, 1h30m.
+        """Parse 20ep, 90s, 10m or 1h30m.
 
         Examples:
             >>> Budget.parse("20ep").epochs, Budget.parse("1h30m").seconds
@@ -48,18 +47,18 @@ class Budget:
         raise RecipeError(f"expected a budget such as 20ep (epochs), 90s, 10m or 1h30m (time), got {text!r}")
 
     def same_as(self, other: Self) -> bool:
-        """Whether both allow the same, however they are spelled."""
+        """Whether both are the same amount: 600s and 10m are."""
         return (self.epochs, self.seconds) == (other.epochs, other.seconds)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Methods, what their recipes share, and the budget.
+    """Methods, shared recipe and budget.
 
     Attributes:
         methods: names, in the order in which they are trained.
-        recipe: what all have in common; its method is "default" and its epochs are 1, since neither is taken.
-        budget: of each method.
+        recipe: the shared recipe; its method ("default") and its epochs (1) are replaced for each method.
+        budget: budget of each method.
     """
 
     methods: tuple[str, ...]
@@ -68,12 +67,12 @@ class Plan:
 
     @classmethod
     def make(cls, methods: str, *, budget: str, recipe: Recipe) -> Self:
-        """Check and complete what a user asks for.
+        """A plan from the options of the command line.
 
         Args:
-            methods: names with commas between them, or "all"; "none" is the plain network.
+            methods: names separated by commas, or "all"; "none" is the network without a method.
             budget: see `Budget.parse`.
-            recipe: the preset, with model, data and seed.
+            recipe: preset with model, data and seed.
 
         Examples:
             >>> Plan.make("aol,bcop", budget="3ep", recipe=Recipe()).recipe_for("bcop", 3).method
@@ -87,8 +86,8 @@ class Plan:
         return with_method(self.recipe, method).replace(epochs=epochs)
 
     @property
-    def plain_twin(self) -> Recipe:
-        """The same network of torch layers, that times and memory are relative to."""
+    def baseline(self) -> Recipe:
+        """The recipe of the same network without a method, which times and memory are relative to."""
         return self.recipe.replace(method=PLAIN)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,14 +95,14 @@ class Plan:
         return {"budget": self.budget.text, "recipe": self.recipe.to_json()}
 
     def check_continues(self, kept: object, where: str) -> None:
-        """Refuse to add rows to a comparison of something else.
+        """Raise an error if the rows of a comparison are those of another plan.
 
         Args:
-            kept: what `to_json` gave when the comparison began.
-            where: the directory, for the message.
+            kept: the plan of the comparison, from `to_json`.
+            where: directory, for the message.
         """
         if not isinstance(kept, dict) or not {"budget", "recipe"} <= kept.keys():
-            raise RecipeError(f"{where}: expected a comparison of onelip, got another file; choose another --out")
+            raise RecipeError(f"{where}: comparison.json has no plan; choose another --out")
         if not self.budget.same_as(Budget.parse(str(kept["budget"]))):
             raise _other(where, "budget", kept["budget"], self.budget.text)
         before, now = Recipe.from_json(kept["recipe"]).to_json(), self.recipe.to_json()
@@ -138,6 +137,5 @@ def choose_methods(text: str) -> tuple[str, ...]:
 def _other(where: str, name: str, before: object, now: object) -> RecipeError:
     flag = name.replace("_", "-")
     return RecipeError(
-        f"{where}: expected the comparison's own {flag} {before!r}, got {now!r}; rows of one table must be of one "
-        "plan: leave it as it is, or choose another --out"
+        f"{where}: the comparison has {flag} {before!r}, got {now!r}; use the same {flag}, or choose another --out"
     )

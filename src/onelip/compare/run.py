@@ -1,11 +1,11 @@
-"""One method after the other, each an ordinary run in DIR/NAME; rows are kept as they come.
+"""Train and measure one method after the other; each is an ordinary run in OUT/NAME.
 
 comparison.json   plan, data, machine, command of each session, rows
-index.html        the same to look at
-NAME/             the run of a method, as `onelip train` leaves it
+index.html        the same as a page
+NAME/             the run of a method, as written by `onelip train`
 
-A method whose row is there is not trained again. One that was stopped or killed goes on from its checkpoint. One that
-fails is a row that says why, and the rest goes on.
+A finished method is not trained again. One that was stopped or killed is resumed from its checkpoint. One that fails
+is a row with the reason.
 """
 
 import platform
@@ -18,11 +18,9 @@ from typing import Any
 import torch
 
 from onelip._version import __version__
-from onelip.compare.measures import measure, reason
-from onelip.compare.memory import peak_mebibytes
+from onelip.compare.measures import epochs_within, measure, peak_mebibytes, reason
 from onelip.compare.page import render_page
 from onelip.compare.plan import PLAIN, Plan
-from onelip.compare.stepping import epochs_within
 from onelip.core.errors import RecipeError, RunError, Stopped
 from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
@@ -49,35 +47,38 @@ def compare(
     command: str | None = None,
     handle_signals: bool = False,
 ) -> dict[str, Any]:
-    """Train and measure the methods of a plan; returns what comparison.json holds.
+    """Train and measure the methods of a plan.
 
     Args:
-        plan: what to compare.
-        out: directory; new or empty, or one that holds a comparison of the same plan, to which methods are added.
-        data: the images; loaded by the recipe's name if not given.
-        data_root: where named data sets are looked for.
+        plan: methods, budget and shared recipe.
+        out: directory; new or empty, or one with a comparison of the same plan, to which methods are added.
+        data: the images; by default loaded by the name in the recipe.
+        data_root: directory of named data sets.
         display: shows the progress; None shows nothing.
-        memory: measure the peak of memory, in processes of their own.
-        retry: try those that failed before again.
-        command: what to put down as the command; that of the process if not given.
+        memory: measure the peak memory, in separate processes.
+        retry: train methods again that failed before.
+        command: the command to record; by default that of the process.
         handle_signals: on SIGINT and SIGTERM, save the training in progress and stop.
+
+    Returns:
+        The content of comparison.json.
 
     Raises:
         Stopped: after SIGINT or SIGTERM in a training, with `handle_signals`; the same command resumes it.
-        RecipeError: if the plan makes no sense for any method, or the directory holds something else.
+        RecipeError: if the plan is invalid for every method, or the directory contains something else.
     """
     out, shown = Path(out), display or Display(None)
     kept = _read_kept(out, plan)
     data = load_data(plan.recipe.data, data_root) if data is None else data
     _check_fits(plan, data)
-    with locked(out, "expected a comparison that stands still, got one that is running"):
+    with locked(out, "the comparison is in use by another process"):
         record = _begin(plan, data, kept, command or shlex.join(sys.argv))
         _write(out, record)
         for number, method in enumerate(plan.methods, start=1):
             title = f"[{number}/{len(plan.methods)}] {method}"
             before = _find(record, method)
             if before is not None and (before["status"] == "done" or not retry):
-                shown.print(f"{title}: {_told_again(before)}")
+                shown.print(f"{title}: {_earlier_result(before)}")
                 continue
             _replace(record, _row(plan, method, out, data, record, memory, shown, title, handle_signals))
             _write(out, record)
@@ -108,20 +109,20 @@ def _row(
         results = _results(recipe, run, data, display, handle_signals)
         loaded = load_run(run.path)
         if memory and "plain_mebibytes" not in record:
-            record["plain_mebibytes"] = _twins_memory(plan, data)
+            record["plain_mebibytes"] = _baseline_memory(plan, data)
         found = measure(
             recipe,
-            plan.plain_twin,
+            plan.baseline,
             loaded.model,
             loaded.plain,
             data,
-            twins_memory=record.get("plain_mebibytes"),
+            baseline_memory=record.get("plain_mebibytes"),
             memory=memory,
-            say=lambda line: display.print(f"{title}: {line}"),
+            log=lambda line: display.print(f"{title}: {line}"),
         )
     except Stopped:
         raise
-    except Exception as error:  # refusal, divergence, a full disk, a mistake of ours: the rest goes on
+    except Exception as error:  # the next method follows
         why = reason(error)
         display.print(f"{title}: FAILED: {why}")
         return {**head, "status": "failed", "why": why}
@@ -140,47 +141,51 @@ def _row(
 
 
 def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, display: Display, title: str) -> Recipe:
-    """The recipe that the run has begun with, or a new one; by a budget of time its epochs are measured first."""
+    """The recipe of an existing run, or a new one; with a time budget, its epochs are measured first."""
     epochs = plan.budget.epochs
     if run.config.exists():
         kept = read_config(run).recipe
         wanted = plan.recipe_for(method, kept.epochs if epochs is None else epochs)
         wanted.check_resumes(kept)
-        display.print(f"{title}: {kept.epochs} epochs, begun before")
+        display.print(f"{title}: resuming, {_epochs(kept.epochs)}")
         return wanted
     wanted = plan.recipe_for(method, epochs or 1)
     if epochs is None:
         assert plan.budget.seconds is not None
         display.print(f"{title}: measuring how many epochs fit into {plan.budget.text}")
         wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
-    display.print(f"{title}: {wanted.epochs} epochs")
+    display.print(f"{title}: {_epochs(wanted.epochs)}")
     return wanted
+
+
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number} epochs"
 
 
 def _results(
     recipe: Recipe, run: RunDirectory, data: ImageData, display: Display, handle_signals: bool
 ) -> dict[str, Any]:
-    if run.results.exists():  # written last: the run has ended
+    if run.results.exists():  # written last: the run is finished
         return read_json(run.results)
     with stop_on_signals() if handle_signals else nullcontext() as stop:
         return train(recipe, run.path, resume=run.config.exists(), data=data, display=display, stop=stop)
 
 
-def _twins_memory(plan: Plan, data: ImageData) -> float | None:
+def _baseline_memory(plan: Plan, data: ImageData) -> float | None:
     try:
-        return peak_mebibytes(plan.plain_twin, data.num_classes, data.shape)
+        return peak_mebibytes(plan.baseline, data.num_classes, data.shape)
     except RunError:
         return None
 
 
 def _without_classes(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "per_class"}  # the run's own results.json has them
+    return {key: value for key, value in part.items() if key != "per_class"}  # they are in results.json of the run
 
 
 def _check_fits(plan: Plan, data: ImageData) -> None:
-    """What is wrong without any method is wrong with all: say it before anything is trained."""
+    """An error of the baseline is one of all methods: raise it before anything is trained."""
     with torch.random.fork_rng(devices=[]):
-        build_model(plan.plain_twin, data.num_classes, data.shape)
+        build_model(plan.baseline, data.num_classes, data.shape)
 
 
 def _read_kept(out: Path, plan: Plan) -> dict[str, Any] | None:
@@ -188,15 +193,14 @@ def _read_kept(out: Path, plan: Plan) -> dict[str, Any] | None:
     if path.exists():
         kept = read_json(path)
         if not isinstance(kept, dict) or kept.get("format") != FORMAT:
-            raise RecipeError(f"{path}: expected {FORMAT!r}, got another file; choose another --out")
+            raise RecipeError(f"{path}: is not a comparison of onelip ({FORMAT!r}); choose another --out")
         plan.check_continues(kept.get("plan"), str(out))
         return kept
     if out.exists() and not out.is_dir():
-        raise RecipeError(f"{out}: expected a directory, got a file; choose another --out")
+        raise RecipeError(f"{out} is a file; choose another --out")
     if out.is_dir() and any(entry.name != ".lock" for entry in out.iterdir()):
         raise RecipeError(
-            f"{out}: expected a new or empty directory, or one that holds a comparison, got one with other files; "
-            "choose another --out"
+            f"{out} contains files, but no comparison; choose another --out, new, empty or with a comparison"
         )
     return None
 
@@ -204,8 +208,8 @@ def _read_kept(out: Path, plan: Plan) -> dict[str, Any] | None:
 def _begin(plan: Plan, data: ImageData, kept: dict[str, Any] | None, command: str) -> dict[str, Any]:
     if kept is not None and kept["data"]["fingerprint"] != data.fingerprint:
         raise RecipeError(
-            f"{data.source}: expected the data of the comparison (fingerprint {kept['data']['fingerprint'][:12]}…), "
-            f"got other data ({data.fingerprint[:12]}…); choose another --out"
+            f"{data.source}: these are not the data of the comparison (fingerprint {data.fingerprint[:12]}…, not "
+            f"{kept['data']['fingerprint'][:12]}…); choose another --out"
         )
     before = kept or {}
     commands = [*before.get("commands", []), command]
@@ -241,13 +245,13 @@ def _find(record: dict[str, Any], method: str) -> dict[str, Any] | None:
 
 
 def _replace(record: dict[str, Any], row: dict[str, Any]) -> None:
-    """Put a row in; rows stand in the order of the registry, whatever the order of sessions."""
+    """Insert a row; rows are in the order of the registry."""
     order = [PLAIN, *METHODS]
     rows = [r for r in record["rows"] if r["method"] != row["method"]] + [row]
     record["rows"] = sorted(rows, key=lambda r: order.index(r["method"]) if r["method"] in order else len(order))
 
 
-def _told_again(row: dict[str, Any]) -> str:
+def _earlier_result(row: dict[str, Any]) -> str:
     if row["status"] == "done":
-        return "done before"
-    return f"failed before, --retry tries it again: {row['why']}"
+        return "finished before"
+    return f"failed before (use --retry to train it again): {row['why']}"

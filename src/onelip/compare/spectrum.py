@@ -1,13 +1,13 @@
 """The singular values of a network's layers, as the layers act on the images that reach them.
 
-Measured in float64, not proved: they say how near a layer is to an isometry (mean |s - 1|), and where gradients vanish.
-Of the ways to come by them the first that fits is taken, and said:
+Computed in float64, not proved. They show how close a layer is to an isometry (mean |s - 1|).
+The first way that fits is used and reported:
 
     matrix      a dense layer: its weight
-    Jacobian    a layer of few inputs and outputs: its derivative at the input that an image gives, written out
+    Jacobian    a layer with few inputs and outputs: its Jacobian at the input that an image gives
     Fourier     a convolution of stride 1 on large images: one matrix per frequency. These are the values of the
                 convolution with circular padding; with zero padding they differ at the border
-    Lanczos     anything else: Gauss quadrature of the spectral density of J^T J from random vectors, an estimate
+    Lanczos     any other layer: Gauss quadrature of the spectral density of J^T J from random vectors, an estimate
 """
 
 import copy
@@ -22,17 +22,17 @@ from torch import Tensor, nn
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 
-_ENTRIES = 2**21  # of a Jacobian that is written out: 1448 x 1448
+_ENTRIES = 2**21  # of a dense Jacobian: 1448 x 1448
 _DENSE_SIDE = 4096
 _LANCZOS_STEPS, _LANCZOS_VECTORS = 16, 2
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-# Edges of the histogram; 1 is in the middle of a bin, so that rounding does not divide isometries between two.
+# Edges of the histogram; 1 is in the middle of a bin, so that rounding does not split isometries between two.
 BINS = (0.0, *((2 * i + 1) / 80 for i in range(50)))
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of one layer, with the share that each has; shares add up to 1."""
+    """Singular values of one layer with their weights, which add up to 1."""
 
     name: str
     kind: str
@@ -41,12 +41,12 @@ class Spectrum:
     shares: Tensor  # (n) float64
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers that tell the distribution."""
+        """The layer, the way of computation and the numbers of `summarise`."""
         return {"layer": self.name, "kind": self.kind, "how": self.how, **summarise(self.values, self.shares)}
 
 
 def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
-    """Largest, smallest, mean, mean |s - 1|, quantiles and histogram of values with shares.
+    """Largest, smallest, mean, mean |s - 1|, quantiles and histogram of weighted values.
 
     Examples:
         >>> found = summarise(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.5]))
@@ -56,7 +56,7 @@ def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
     values, order = values.double().sort()
     shares = shares.double()[order] / shares.double().sum()
     reached = shares.cumsum(0)
-    # The first value by which so large a share is reached; rounding must not push the last one out.
+    # The first value at which the cumulated weight reaches q; rounding must not push the last one out.
     places = [min(int(torch.searchsorted(reached, q - 1e-12)), len(values) - 1) for q in QUANTILES]
     edges = torch.tensor(BINS, dtype=torch.float64)
     bins = torch.searchsorted(edges, values, right=True) - 1  # len(edges) - 1 is above the last edge
@@ -72,11 +72,11 @@ def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
 
 
 def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
-    """Singular values of all layers of a baked network, and together, where each layer counts the same.
+    """Singular values of each layer of a baked network, and of all together with the same weight for each layer.
 
     Args:
-        plain: the baked network; it is left as it is.
-        images: (N, C, H, W) float; the first is the point at which layers that are not linear are differentiated.
+        plain: the baked network; it is not changed.
+        images: (N, C, H, W) float; layers that are not linear are differentiated at the first.
 
     Examples:
         >>> layer = nn.Linear(4, 4)
@@ -86,14 +86,14 @@ def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
     """
     found = [spectrum_of_layer(name, layer, x) for name, layer, x in _reached_layers(plain, images[:1])]
     if not found:
-        raise ValueError("expected a network with layers that have weights, got none")
+        raise ValueError("the network has no layer with weights")
     values = torch.cat([s.values for s in found])
     shares = torch.cat([s.shares / len(found) for s in found])
     return {**summarise(values, shares), "layers": [s.to_json() for s in found]}
 
 
 def _reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Layers with the first input each is given, in float64, in the order in which they are reached."""
+    """Layers with the first input of each, in float64, in the order of execution."""
     model = copy.deepcopy(plain).cpu().double().eval().requires_grad_(False)
     seen: dict[str, Tensor] = {}
     layers = dict(_layers("", model))
@@ -114,7 +114,7 @@ def _reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.M
 
 
 def _layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Torch's linear layers, and modules with matrices or kernels of their own (SOC, SLL, ...); each whole."""
+    """Linear layers of torch, and modules that own matrices or kernels (SOC, SLL, ...)."""
     own = isinstance(module, LINEAR_LAYERS) or any(p.dim() >= 2 for p in module.parameters(recurse=False))
     if own:
         yield name, module
@@ -145,7 +145,7 @@ def spectrum_of_layer(name: str, layer: nn.Module, x: Tensor) -> Spectrum:
 
 
 def _fourier(layer: nn.Conv2d, size: tuple[int, int]) -> tuple[str, Tensor, Tensor] | None:
-    """How, values and shares; None for strides, unless windows tile the image: then one matrix says it all."""
+    """Way, values and weights; None for a stride, unless the windows tile the image: then one matrix is enough."""
     try:
         geometry = geometry_of(layer, size)
     except UnsupportedLayer:
@@ -158,7 +158,7 @@ def _fourier(layer: nn.Conv2d, size: tuple[int, int]) -> tuple[str, Tensor, Tens
     if layer.stride != (1, 1):
         return None
     height, width = size
-    # M_f = sum_t K_t exp(2 pi i <f, d t> / n): singular values do not depend on where t begins. The kernel is real, so
+    # M_f = sum_t K_t exp(2 pi i <f, d t> / n): singular values do not depend on the origin of t. The kernel is real, so
     # frequencies -f give the same values: half of the last axis, counted twice where f and -f differ.
     rows = _waves(torch.arange(height), height, kernel.shape[3], layer.dilation[0])
     half = torch.arange(width // 2 + 1)
@@ -212,14 +212,14 @@ def _lanczos(layer: nn.Module, x: Tensor, is_wide: bool) -> tuple[Tensor, Tensor
 
 @torch.no_grad()
 def _is_affine(layer: nn.Module, shape: torch.Size) -> bool:
-    """Whether f(a + b) = f(a) + f(b) - f(0) for two random points: then one pass gives J v. Seen, not proved."""
+    """Whether f(a + b) = f(a) + f(b) - f(0) for two random points: then one pass gives J v. Tested, not proved."""
     a, b = torch.randn((2, *shape), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found, wanted = layer(a + b), layer(a) + layer(b) - layer(torch.zeros_like(a))
     return bool((found - wanted).norm() <= 1e-10 * found.norm())
 
 
 def _tridiagonal(gram: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """The matrix of a symmetric operator in its Krylov space from the unit vector v, orthogonalised twice."""
+    """The matrix of a symmetric operator in the Krylov space of the unit vector v, orthogonalised twice."""
     basis, diagonal, off = [v.flatten()], [], []
     for _ in range(_LANCZOS_STEPS):
         w = gram(basis[-1].reshape(v.shape)).flatten()

@@ -110,6 +110,8 @@ def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
         [('', 'input'), ('0', 'module'), ('1', 'aten.relu.default')]
     """
     example = _checked_example(model, example)
+    if is_own:  # before its state is read, which is restored below
+        model.eval().requires_grad_(False)
     try:
         with unchanged(model) as state:
             return _graph(_plain(model, is_own), example, state)

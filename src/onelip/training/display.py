@@ -74,10 +74,15 @@ class Display:
             self.progress = None
 
 
+def simple_table(title: str, style: str = "") -> Table:
+    """An empty table with the layout that all commands share."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
+
+
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
     """The table of an evaluation, in the form of `Evaluation.to_json`."""
     title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table = simple_table(title)
     table.add_column("class" if per_class else "")
     for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
         table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # words are not cut

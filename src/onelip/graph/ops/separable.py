@@ -39,8 +39,8 @@ _DENSE = 2**22  # entries up to which a matrix is written out
 _AGREE = 2.0**-40
 _SLACK = Fraction(1, 2**44)  # of one coefficient, whose rounding error is a few times 2^-53 times the length of an axis
 
+_AVERAGES = frozenset(f"aten.avg_pool{d}d.default" for d in (1, 2, 3))  # whose rule is in pooling.py
 _NAMES = """
-    avg_pool1d.default avg_pool2d.default avg_pool3d.default
     adaptive_avg_pool1d.default adaptive_avg_pool2d.default adaptive_avg_pool3d.default
     _adaptive_avg_pool2d.default _adaptive_avg_pool3d.default
     upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec
@@ -49,7 +49,8 @@ _NAMES = """
     _upsample_bilinear2d_aa.default _upsample_bicubic2d_aa.default _upsample_lanczos2d_aa.default
 """
 # Not every version of torch has all of them.
-SEPARABLE = frozenset(f"aten.{name}" for name in _NAMES.split() if hasattr(torch.ops.aten, name.split(".")[0]))
+_PRESENT = frozenset(f"aten.{name}" for name in _NAMES.split() if hasattr(torch.ops.aten, name.split(".")[0]))
+SEPARABLE = _AVERAGES | _PRESENT
 
 
 class Sparse(NamedTuple):
@@ -60,7 +61,7 @@ class Sparse(NamedTuple):
     width: int
 
 
-@register_rule(*SEPARABLE)
+@register_rule(*_PRESENT)
 def separable(step: Step) -> StepBound:
     """The product of the norms along the axes. See the head of the file."""
     matrices, scale = read_matrices(step)

@@ -17,14 +17,15 @@ from _runs import FORKS, same_bytes
 from rich.console import Console
 
 from onelip.cli.compare import run as command
-from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module, stepping
+from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module
+from onelip.compare.page import columns
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
 from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
 
-INTERLEAVED = stepping.interleaved
+INTERLEAVED = measures.interleaved
 FAILS = "lln"  # serves dense layers only, and the network has convolutions
 
 
@@ -50,8 +51,7 @@ def finished(tmp_path_factory):
     said = io.StringIO()
     display = run_module.Display(Console(file=said, width=200))
     with pytest.MonkeyPatch.context() as patch:  # as few rounds as there can be
-        for module in (stepping, measures):
-            patch.setattr(module, "interleaved", lambda one, other, _: INTERLEAVED(one, other, 0.0))
+        patch.setattr(measures, "interleaved", lambda one, other, _: INTERLEAVED(one, other, 0.0))
         plan = plan_of(f"none,{FAILS},aol")
         record = compare(plan, out, data=small_data(), display=display, memory=False, command="it")
     return out, record, said.getvalue()
@@ -101,14 +101,16 @@ def test_epochs_that_fit_into_a_time(monkeypatch):
     def step(images, labels):
         now[0] += 0.5
 
-    monkeypatch.setattr(stepping, "training_step", lambda *args: step)
-    monkeypatch.setattr(stepping.time, "perf_counter", lambda: now[0])
-    assert stepping.epochs_within(11.0, SHARED, small_data()) == 5
-    assert stepping.epochs_within(2.0, SHARED, small_data()) == 1
-    with pytest.raises(RunError, match="got about 2 s for one; give a longer --budget"):
-        stepping.epochs_within(1.9, SHARED, small_data())
+    monkeypatch.setattr(measures, "training_step", lambda *args: step)
+    monkeypatch.setattr(measures.time, "perf_counter", lambda: now[0])
+    assert measures.epochs_within(11.0, SHARED, small_data()) == 5
+    assert measures.epochs_within(2.0, SHARED, small_data()) == 1
+    with pytest.raises(
+        RunError, match=r"one epoch takes about 2 s, more than the budget of 1\.9 s; give a longer --budget"
+    ):
+        measures.epochs_within(1.9, SHARED, small_data())
     # With three tenths held out three batches are left.
-    assert stepping.epochs_within(11.0, SHARED.replace(validation=0.3), small_data()) == 7
+    assert measures.epochs_within(11.0, SHARED.replace(validation=0.3), small_data()) == 7
 
 
 # The whole.
@@ -141,7 +143,7 @@ def test_rows_say_everything(finished):
     assert aol["constant"]["proved"] <= 1 + 1e-6
     assert aol["guarantee"] == "proved"
     assert aol["singular_values"]["largest"] <= 1 + 1e-6
-    assert set(plain["results"]["test"]["cra"].values()) == {None}  # unproved by construction
+    assert set(plain["results"]["test"]["cra"].values()) == {None}  # no constant by construction
     assert failed["status"] == "failed"
     assert "supports Linear" in failed["why"]
     assert f"[2/3] {FAILS}: FAILED: the method 'lln' supports Linear, not Conv2d" in said
@@ -159,6 +161,7 @@ def test_table_and_page_have_a_row_for_each(finished):
         assert word in text
     page = (out / "index.html").read_text()
     assert page == render_page(record)
+    assert [column.text(record["rows"][0]) for column in columns(record) if column.title == "CRA by"] == ["-"]
     assert page.count("<tr>") == 4
     assert page.count("<svg") == 2
     for word in (
@@ -180,7 +183,7 @@ def test_pages_escape_what_is_not_ours(finished):
     page = render_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
     assert "<script>alert" not in page
     assert "--out &#39;&lt;b&gt;" in page
-    assert "No method has ended" in render_page({**record, "rows": []})
+    assert "No method has finished" in render_page({**record, "rows": []})
 
 
 def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):
@@ -223,11 +226,11 @@ def test_a_real_divergence_is_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "budget", "message"),
     [
-        ({"model": "aol-fc"}, "2ep", "own model 'patchwise-tiny', got 'aol-fc'"),
-        ({"data": "cifar10"}, "2ep", "own data 'digits', got 'cifar10'"),
-        ({"seed": 1}, "2ep", "own seed 0, got 1"),
-        ({}, "3ep", "own budget '2ep', got '3ep'"),
-        ({}, "3s", "own budget '2ep', got '3s'"),
+        ({"model": "aol-fc"}, "2ep", "has model 'patchwise-tiny', got 'aol-fc'"),
+        ({"data": "cifar10"}, "2ep", "has data 'digits', got 'cifar10'"),
+        ({"seed": 1}, "2ep", "has seed 0, got 1"),
+        ({}, "3ep", "has budget '2ep', got '3ep'"),
+        ({}, "3s", "has budget '2ep', got '3s'"),
     ],
 )
 def test_another_comparison_is_refused(finished, changes, budget, message):
@@ -238,17 +241,17 @@ def test_another_comparison_is_refused(finished, changes, budget, message):
 def test_directories_that_hold_other_things_are_refused(finished, tmp_path):
     (tmp_path / "thesis.txt").touch()
     for where, message in (
-        (tmp_path, "with other files"),
-        (tmp_path / "thesis.txt", "got a file"),
-        (finished[0] / "aol", "other"),
+        (tmp_path, "contains files, but no comparison"),
+        (tmp_path / "thesis.txt", "is a file"),
+        (finished[0] / "aol", "but no comparison"),
     ):
         with pytest.raises(RecipeError, match=message):
             compare(plan_of("aol"), where, data=small_data())
     other = dataclasses.replace(small_data(), name="other", class_names=tuple("abcdefghij"))
-    with pytest.raises(RecipeError, match="expected the data of the comparison"):
+    with pytest.raises(RecipeError, match="not the data of the comparison"):
         compare(plan_of("aol"), finished[0], data=other)
     (tmp_path / "comparison.json").write_text("[]")
-    with pytest.raises(RecipeError, match="expected 'onelip comparison 1'"):
+    with pytest.raises(RecipeError, match="is not a comparison of onelip"):
         compare(plan_of("aol"), tmp_path, data=small_data())
 
 
@@ -259,7 +262,7 @@ def test_what_is_wrong_for_all_is_said_at_once(tmp_path):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with locked(tmp_path, "busy"), pytest.raises(RunError, match="one that is running"):
+    with locked(tmp_path, "busy"), pytest.raises(RunError, match="in use by another process"):
         compare(plan_of("aol"), tmp_path, data=small_data())
 
 
@@ -348,13 +351,13 @@ def test_the_command(archive, tmp_path, capsys, quick):
     assert printed["split"] == "validation"
     assert set(printed["rows"][0]["results"]) == {"validation", "test"}
     assert printed["command"].startswith("onelip compare --data ")
-    assert "1 of 2 methods worked" in captured.err
-    assert "[1/2] aol: 1 epochs" in captured.err
+    assert "1 of 2 methods finished" in captured.err
+    assert "[1/2] aol: 1 epoch\n" in captured.err
     more = flags(archive, out, "--methods", FAILS, "--budget", "1ep", "--validation", "0.2")
     assert command(more) == 1  # none of those asked for
     captured = capsys.readouterr()
     assert f"{FAILS} failed: the method 'lln' supports Linear, not Conv2d" in captured.out
-    assert "0 of 1 methods worked" in captured.err
+    assert "0 of 1 methods finished" in captured.err
 
 
 def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):

@@ -1,6 +1,6 @@
-"""Exit codes over all verbs: 2 for a command that cannot be meant, 1 for a job that failed or an answer that is no.
+"""Exit codes of all commands: 2 for a usage error, 1 for a job that failed or an answer that is no.
 
-Every row also says what the user must read. A command without sense leaves nothing behind.
+Each row has a part of the message. A usage error leaves no files behind.
 """
 
 import re
@@ -11,7 +11,7 @@ from _runs import SMALL, call
 from onelip.training import train
 
 WRONG_COMMANDS = [
-    # Verbs and flags.
+    # Commands and options.
     ("tarin", "did you mean 'train'"),
     ("train --epoch 3", "--epochs"),
     ("models --filtre x", "--filter"),
@@ -68,8 +68,8 @@ WRONG_COMMANDS = [
     ("data fetch cifar", "did you mean 'cifar10'"),
     ("data fetch digits", "are part of the package"),
     ("audit no.such.package:net --input-shape 3", "expected package.module:name"),
-    ("audit torch.nn:Idenity --input-shape 3", "to have 'Idenity'"),
-    # Paths where nothing is, and paths that something else has.
+    ("audit torch.nn:Idenity --input-shape 3", "has no 'Idenity'"),
+    # Missing paths, and paths that are in use.
     ("train --resume nothing", "there is no such directory"),
     ("train --resume RUN --data nothing.npz", "no such file or directory"),
     ("evaluate nothing", "there is no such directory"),
@@ -79,36 +79,36 @@ WRONG_COMMANDS = [
     ("export nothing", "there is no such directory"),
     ("check nothing", "no such file"),
     ("train --data nothing.npz", "no such file or folder"),
-    ("audit nothing.py:net --input-shape 3", "expected a file"),
-    ("certify RUN --image nothing.png", "expected a file for --image"),
-    ("attack RUN --certificate nothing", "expected a file for --certificate"),
-    ("export RUN --certificate nothing", "expected a file for --certificate"),
-    ("certify RUN --out nothing/c.json", "a directory that is there"),
-    ("attack RUN --out nothing/flips.npz", "a directory that is there"),
+    ("audit nothing.py:net --input-shape 3", "nothing.py: no such file"),
+    ("certify RUN --image nothing.png", "--image nothing.png: no such file"),
+    ("attack RUN --certificate nothing", "--certificate nothing: no such file"),
+    ("export RUN --certificate nothing", "--certificate nothing: no such file"),
+    ("certify RUN --out nothing/c.json", "there is no directory nothing"),
+    ("attack RUN --out nothing/flips.npz", "there is no directory nothing"),
     ("train --out RUN", "already contains a run"),
     ("train --out FILE", "is a file; choose another --out"),
-    ("compare --methods aol --budget 1ep --out FILE", "expected a directory, got a file"),
+    ("compare --methods aol --budget 1ep --out FILE", "is a file; choose another --out"),
     ("export RUN --format onnx --out RUN/model.onnx/", "expected a file name, got a directory"),
     ("export RUN --out RUN/plain.safetensors", "--force"),
-    # Flags that contradict each other.
+    # Options that exclude each other.
     ("train --resume nothing --preset paper", "--resume and --preset exclude each other"),
     ("train --resume RUN --out other", "--resume and --out exclude each other"),
     ("train --resume RUN --lr 0.7", "the run has --lr"),
-    ("certify RUN --mode real-arithmetic --out c.json", "--mode sound with --out"),
-    ("attack RUN --foolbox FMN --integers", "got both"),
+    ("certify RUN --mode real-arithmetic --out c.json", "--out needs --mode sound"),
+    ("attack RUN --foolbox FMN --integers", "--foolbox and --integers exclude each other"),
     ("audit", "a TARGET or --model"),
-    ("audit torch.nn:Identity", "expected --input-shape"),
-    ("export RUN --format hub --dtype float64", "no --dtype with --format hub"),
+    ("audit torch.nn:Identity", "needs --input-shape"),
+    ("export RUN --format hub --dtype float64", "--dtype and --format hub exclude each other"),
 ]
 
 FAILED_JOBS = [
-    # The command is right: what it needs is not on this machine, or cannot be used.
+    # The command is valid, but a file is missing or damaged.
     ("train --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
     ("evaluate RUN --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
     ("train --data FILE", "got a file of another name"),
     ("train --resume BROKEN", "the file is damaged"),
     ("evaluate BROKEN", "the file is damaged"),
-    ("certify RUN --image FILE", "expected an image file"),
+    ("certify RUN --image FILE", "this is not an image file"),
     ("attack RUN --certificate FILE", "expected JSON"),
     ("export RUN --certificate FILE", "expected a certificate"),
     ("check FILE", "REJECTED"),
@@ -120,7 +120,7 @@ FAILED_JOBS = [
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """What the words in capitals stand for."""
+    """Paths for the words in capitals."""
     root = tmp_path_factory.mktemp("places")
     train(SMALL.replace(epochs=1), root / "run")
     (root / "run" / "model.onnx").mkdir()

@@ -1,4 +1,4 @@
-"""The course of a run as a picture: the loss, and accuracy with certified robust accuracy, epoch by epoch."""
+"""Training curves of a run: loss, accuracy and certified robust accuracy of each epoch. Needs matplotlib."""
 
 import io
 from collections.abc import Sequence
@@ -7,29 +7,34 @@ from typing import Any
 
 from onelip.core.files import write_whole
 
-_WIDTH, _HEIGHT = 9.0, 3.6  # inches; as wide as a page of text
+_WIDTH, _HEIGHT = 9.0, 3.6  # inches
 
 
 def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
-    """Draw the lines of a run's log.jsonl into a file (.png, .svg or .pdf), which is written whole or not at all.
+    """Draw the training curves of a run into a file.
+
+    Args:
+        log: lines of log.jsonl; see `onelip.training.run_directory.read_log`.
+        path: file to write (.png, .svg or .pdf).
+        title: title of the figure.
 
     Raises:
-        ImportError: if matplotlib is not installed, with the way to get it.
-        ValueError: if the log has no epoch yet, or matplotlib does not know the kind of file.
+        ImportError: if matplotlib is not installed.
+        ValueError: if the log is empty, or matplotlib does not support the file type.
     """
     if not log:
-        raise ValueError("expected a log of at least one epoch, got an empty one; let the run finish an epoch")
+        raise ValueError("the log is empty: no epoch is finished yet")
     try:
         # The object interface: no backend, no window and no global state.
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("matplotlib draws the curves; pip install 'onelip[plots]'") from error
+        raise ImportError("draw_curves needs matplotlib: pip install 'onelip[plots]'") from error
     path = Path(path)
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     left, right = figure.subplots(1, 2)
     split = log[-1]["split"]
     epochs = [line["epoch"] for line in log]
-    marker = "o" if len(log) < 25 else ""  # few epochs are points, many are a curve
+    marker = "o" if len(log) < 25 else ""  # points show single epochs
 
     left.plot(epochs, [line["train_loss"] for line in log], marker=marker, markersize=3, label="training")
     left.plot(epochs, [line["loss"] for line in log], marker=marker, markersize=3, label=split)
@@ -52,7 +57,7 @@ def draw_curves(log: Sequence[dict[str, Any]], path: str | Path, title: str = ""
 
 
 def _percent(log: Sequence[dict[str, Any]], radius: str | None) -> list[float]:
-    """Accuracy, or CRA at a radius; NaN, which leaves a gap, in an epoch without CRA."""
+    """Accuracy, or CRA at a radius; NaN (a gap) for an epoch without CRA."""
     if radius is None:
         return [100 * line["accuracy"] for line in log]
     return [100 * (line.get("cra") or {}).get(radius, float("nan")) for line in log]

@@ -5,17 +5,12 @@ import torch
 from _comparisons import SHARED, small_data
 from torch import nn
 
-from onelip.compare import measures, spectrum, stepping
-from onelip.compare.memory import peak_mebibytes
-from onelip.compare.table import rounded_up
+from onelip.compare import measures, spectrum
+from onelip.compare.measures import peak_mebibytes
+from onelip.compare.page import rounded_up
 from onelip.core.bake import bake
 from onelip.methods.residual.sll import sll
 from onelip.testing import exact_jacobian
-
-
-def test_a_ratio_is_that_of_the_candidate_to_the_reference():
-    timing = stepping.Timing([2.0, 4.0, 30.0], [1.0, 2.0, 3.0]).to_json()
-    assert timing == {"ratio": 2.0, "seconds": 4.0, "plain_seconds": 2.0, "rounds": 3}
 
 
 @pytest.mark.parametrize(("kernel", "settings"), [(3, {}), (2, {}), (3, {"dilation": 2}), (3, {"groups": 2})])
@@ -109,8 +104,8 @@ def test_memory_ratios(monkeypatch):
     monkeypatch.setattr(measures, "peak_mebibytes", lambda *args: 30.0)
     data = small_data()
     assert measures.memory_ratio(SHARED, data, 10.0)["ratio"] == 3.0
-    for twin, why in ((None, "could not be measured"), (0.5, "noise"), (float("nan"), "noise")):
-        found = measures.memory_ratio(SHARED, data, twin)
+    for baseline, why in ((None, "could not be measured"), (0.5, "noise"), (float("nan"), "noise")):
+        found = measures.memory_ratio(SHARED, data, baseline)
         assert found["ratio"] is None
         assert why in found["why"]
 
@@ -119,4 +114,4 @@ def test_a_measure_that_fails_costs_the_row_only_itself():
     def fail():
         raise RuntimeError("no such operation")
 
-    assert measures._or_why(fail) == {"ratio": None, "proved": None, "why": "RuntimeError: no such operation"}
+    assert measures._or_reason(fail) == {"ratio": None, "proved": None, "why": "RuntimeError: no such operation"}

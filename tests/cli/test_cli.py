@@ -12,7 +12,8 @@ import pytest
 from _runs import ENVIRONMENT, SMALL_FLAGS, call, onelip
 
 from onelip._version import __version__
-from onelip.cli import VERBS, main
+from onelip.cli import COMMANDS, main
+from onelip.core.errors import RecipeError
 from onelip.training import RunDirectory, load_run, preset, read_config
 
 FLAGS = ["train", *SMALL_FLAGS, "--epochs", "1"]
@@ -30,7 +31,7 @@ def run(tmp_path_factory):
 # Help, names, versions.
 
 
-@pytest.mark.parametrize("arguments", ["", "--help", *(f"{verb} --help" for verb in VERBS), "data fetch --help"])
+@pytest.mark.parametrize("arguments", ["", "--help", *(f"{name} --help" for name in COMMANDS), "data fetch --help"])
 def test_help_does_not_load_torch(arguments):
     code = (
         "import sys; from onelip.cli import main\n"
@@ -164,7 +165,7 @@ def test_own_images(capsys, tmp_path):
     npz(path, channels=3, seed=1)
     code, _, err = call(capsys, "evaluate", out)
     assert code == 1
-    assert "expected the data of the run" in err
+    assert "these are not the data of the run" in err
     assert call(capsys, "evaluate", out, "--data", path)[0] == 0
     code, _, err = call(capsys, "evaluate", out, "--data", "digits")
     assert code == 1
@@ -227,15 +228,26 @@ def test_images_whose_size_does_not_divide(capsys, tmp_path):
     assert not list((tmp_path / "there").iterdir())  # ours to clear, not to remove
 
 
-def test_mistakes_of_our_own_are_not_hidden(monkeypatch):
+def test_bugs_are_not_hidden(monkeypatch):
     def broken(arguments):
         raise KeyError("ours")
 
     monkeypatch.setattr("onelip.cli.models.run", broken)
     with pytest.raises(KeyError):
         main(["models"])
-    monkeypatch.setattr("onelip.cli.models.run", lambda arguments: json.loads("{"))
-    assert main(["models"]) == 1
-    monkeypatch.setenv("ONELIP_TRACEBACK", "1")
+    monkeypatch.setattr("onelip.cli.models.run", lambda arguments: json.loads("{"))  # a ValueError of another package
     with pytest.raises(ValueError):
         main(["models"])
+
+
+def test_a_traceback_on_request(monkeypatch):
+    assert main(["models", "nonsense"]) == 2
+    monkeypatch.setenv("ONELIP_TRACEBACK", "1")
+    with pytest.raises(RecipeError):
+        main(["models", "nonsense"])
+
+
+def test_help_shows_no_none(capsys):
+    for command in COMMANDS:
+        text = call(capsys, command, "--help")[1]
+        assert "None" not in text, command

@@ -310,7 +310,7 @@ def test_a_baked_network_that_computes_something_else_is_seen(monkeypatch):
     wrong = onelip.bake(model)
     with torch.no_grad():
         wrong[1].bias.add_(1)
-    monkeypatch.setattr("onelip.certification.predict.bake", lambda *args, **settings: copy.deepcopy(wrong))
+    monkeypatch.setattr("onelip.certification.predict.plain_of", lambda *args, **settings: copy.deepcopy(wrong))
     with pytest.raises(ValueError, match="to compute what"):
         onelip.certify(model, IMAGES)
 

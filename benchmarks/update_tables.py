@@ -1,0 +1,171 @@
+"""Write the tables of the documents from results/*.json, between `<!-- name -->` and `<!-- end -->`."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from _harness import RESULTS
+
+from onelip.compare.page import rounded_up
+from onelip.methods.registry import METHODS
+
+# Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.
+PAPER = (0.698, {"36/255": 0.620, "72/255": 0.544, "108/255": 0.471, "1": 0.218})
+
+
+def read(name: str) -> Any:
+    """The content of results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def value(name: str, column: str, **row: object) -> float:
+    """One number of a benchmark: the row with these values."""
+    (found,) = [r for r in read(name)["rows"] if all(r[key] == wanted for key, wanted in row.items())]
+    return found[column]
+
+
+def results() -> str:
+    """Accuracy and certified robust accuracy of the published runs."""
+    short, first = read("cifar10_short"), read("cifar10_paper_first_epoch")["log"][0]
+    sound = next(row["printed"] for row in read("cifar10_certificate")["rows"] if row["what"] == "certify")
+    test = short["results"]["test"]
+    epochs = len(short["log"])
+    links = "[log](results/cifar10_short.json), [curves](results/cifar10_short.png)"
+    rows = [
+        (f"`--preset short` ({links})", epochs, test["accuracy"], test["cra"]),
+        (
+            "the same network with `onelip certify`, rounding included ([record](results/cifar10_certificate.json))",
+            epochs,
+            sound["accuracy"],
+            sound["cra"],
+        ),
+        (
+            "first epoch of the recipe of the paper ([log](results/cifar10_paper_first_epoch.json))",
+            1,
+            first["accuracy"],
+            first["cra"],
+        ),
+        ("the paper, as published", 1000, *PAPER),
+    ]
+    percent = [(name, n, *(f"{100 * share:.1f}" for share in (a, *cra.values()))) for name, n, a, cra in rows]
+    return table(("AOL-Small on CIFAR-10", "epochs", "accuracy", *PAPER[1]), percent)
+
+
+def speed() -> str:
+    """Cost relative to the plain network."""
+    step = [
+        (f"training step of AOL-Small, batch {n}", value("training_step", "ratio to plain", batch=n, network="aol"))
+        for n in (250, 64, 32)
+    ]
+    rows = [
+        *step,
+        ("prediction, batch 250", value("inference", "ratio to plain", batch=250, network="baked")),
+        ("`onelip certify`, to a float64 forward pass", value("certify_speed", "ratio to forward", what="sound")),
+    ]
+    return table(("", "time relative to the plain network"), [(what, f"{ratio:.2f}") for what, ratio in rows])
+
+
+def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    """Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def cost() -> str:
+    """Cost of the parts of AOL."""
+    dense, kernel = "dense 1024 -> 1024", "3x3, 192 -> 192"
+    other = {"self-convolution": "a self-convolution", "matrix product": "a matrix product"}
+    ways = [(kernel, "self-convolution"), (dense, "self-convolution"), (dense, "matrix product")]
+    rescaling = [
+        (
+            f"{other[way]} with automatic differentiation, to the rescaling of onelip, {layer}",
+            value("rescaling", "ratio to onelip", layer=layer, way=way),
+        )
+        for layer, way in ways
+    ]
+    maximum = value("activation", "ratio to onelip", layout="channels_last", way="maximum and minimum")
+    rows = [
+        (
+            "an epoch with data and augmentation, to its training steps",
+            value("epoch", "ratio to bare steps", what="epoch"),
+        ),
+        *rescaling,
+        ("`torch.maximum` and `torch.minimum`, to MaxMin of onelip, channels last", maximum),
+    ]
+    return table(("time of", "ratio"), [(what, f"{ratio:.2f}") for what, ratio in rows])
+
+
+def layers() -> str:
+    """Training of single layers relative to public implementations."""
+    rows = [
+        (f"`{row['method']}`", row["layer"], row["theirs"], shown(row["theirs / ours"], "{:.2f}"))
+        for row in read("public_layers")["rows"]
+    ]
+    return table(("method", "layer", "theirs", "theirs / ours"), rows)
+
+
+def steps() -> str:
+    """Training steps of AOL-Small; methods that do not support it are left out."""
+    rows = [
+        (f"`{row['method']}`", *(shown(row[key], "{:.3g}") for key in ("to limit", "to usual plain", "memory")))
+        for row in read("methods_batch32")["rows"]
+        if not row["failed"]
+    ]
+    return table(("method", "to the limit", "to usual plain", "memory"), rows)
+
+
+def measured() -> str:
+    """All methods on the digits."""
+    apart = {row["method"]: row["train - eval"] for row in read("train_eval")["rows"]}
+    trained = {row["method"]: row for row in read("compare_digits")["rows"]}
+    rows = []
+    for name in METHODS:
+        row = trained.get(name, {"status": "missing"})
+        if row["status"] != "done":
+            continue
+        values, test, proved = row["singular_values"], row["results"]["test"], row["constant"]["proved"]
+        difference = apart.get(name)
+        cells = [
+            shown(row["step"].get("ratio"), "{:.1f}"),
+            shown(row["memory"].get("ratio"), "{:.1f}"),
+            "equal" if difference == 0 else shown(difference, "{:.0e}"),
+            shown(values.get("largest"), "{:.4f}"),
+            shown(values.get("mean"), "{:.3f}"),
+            "-" if proved is None else rounded_up(proved),
+            shown(test["accuracy"], "{:.1%}"),
+            shown(test["cra"]["36/255"], "{:.1%}"),
+        ]
+        rows.append((f"`{name}`", *cells))
+    heads = ("method", "step", "memory", "train - eval", "largest s", "mean s", "proved L", "accuracy", "CRA 36/255")
+    return table(heads, rows)
+
+
+def shown(number: float | None, form: str) -> str:
+    """A number as text; - for none."""
+    return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
+
+
+PAGES = {
+    RESULTS.parent / "README.md": (results, speed),
+    RESULTS.parent / "docs" / "results.md": (cost,),
+    RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
+}
+
+
+def updated(text: str, makers: Sequence[Callable[[], str]]) -> str:
+    """A document with current tables."""
+    for make in makers:
+        part = f"<!-- {make.__name__} -->\n{make()}\n<!-- end -->"
+        text, count = re.subn(
+            rf"<!-- {make.__name__} -->\n.*?<!-- end -->", lambda _, part=part: part, text, flags=re.S
+        )
+        assert count == 1, make.__name__
+    return text
+
+
+if __name__ == "__main__":
+    for page, makers in PAGES.items():
+        page.write_text(updated(page.read_text(), makers))
+        print(f"-> {page.name}")

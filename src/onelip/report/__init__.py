@@ -1,1 +1,0 @@
-"""Pictures of what was computed. matplotlib is needed here and nowhere else: pip install 'onelip[plots]'."""
