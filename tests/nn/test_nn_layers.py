@@ -410,10 +410,12 @@ def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
 
 
-def test_a_class_that_overrides_forward_states_its_constant():
-    """Otherwise it counts as changed: no constant in the summary, no single node in a proof."""
-    model = nn.Sequential(onelip.nn.PadChannels(4), onelip.nn.FirstChannels(2))
-    assert onelip.summary(model).constant == 1.0
+@pytest.mark.parametrize(
+    "name", [*sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}), "FirstChannels", "PadChannels"]
+)
+def test_every_layer_has_a_constant_in_summaries(name):
+    layer = FACTORIES[name]() if name in FACTORIES else getattr(onelip.nn, name)(2)
+    assert onelip.summary(nn.Sequential(layer)).constant == 1.0
 
 
 @pytest.mark.parametrize("layer", [onelip.nn.FirstChannels(2), onelip.nn.PadChannels(6)])
