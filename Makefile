@@ -22,12 +22,13 @@ SECONDS ?= 60
 fuzz: $(READY)       ## search for false bounds for SECONDS=60 on all cores; failures go to fuzz/corpus/
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds $(SECONDS) --seed $$(date +%s) --jobs $$(nproc)
 
-lint: $(READY)       ## run ruff (lint, format) and pyright
+lint: $(READY)       ## ruff (lint, format), pyright, the layers of imports and the word list
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python tools/private_imports.py
+	$(BIN)/python tools/words.py
 
 format: $(READY)     ## fix lint and format with ruff
 	$(BIN)/ruff check --fix .

@@ -38,7 +38,7 @@ def main() -> None:
     if args.show:
         show(json.loads(args.out.read_text()))
         return
-    record = json.loads(args.out.read_text()) if args.out.exists() else begun()
+    record = json.loads(args.out.read_text()) if args.out.exists() else empty_record()
     data = load_data("digits")
     for method in args.methods.split(","):
         for rate in args.rates:
@@ -51,7 +51,7 @@ def main() -> None:
     show(record)
 
 
-def begun() -> dict:
+def empty_record() -> dict:
     return {
         "what": f"digits, patchwise-tiny, {EPOCHS} epochs, {VALIDATION:.0%} held out; CRA at 36/255 of those",
         "command": "python " + " ".join(["benchmarks/learning_rates.py", *sys.argv[1:]]),

@@ -1,7 +1,7 @@
 """Cost of each method in AOL-Small: time of a training step relative to plain networks, and memory.
 
     python benchmarks/methods.py --batch 32                 # all methods; finished rows are kept
-    python benchmarks/methods.py --methods bcop,soc --anew
+    python benchmarks/methods.py --methods bcop,soc --again
 
 Two plain networks stand beside each method, in turn with it in one process: the fastest we know (channels_last, MaxMin
 as one function), which is the limit, and plain torch as most would write it (NCHW, MaxMin by maximum and minimum): the
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--anew", action="store_true", help="measure again what is there")
+    parser.add_argument("--again", action="store_true", help="measure again what is there")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -53,7 +53,7 @@ def main() -> None:
     shared = preset("short").replace(batch_size=args.batch, threads=args.threads)
     plain = peak_mebibytes(shared.replace(method="none"), CLASSES, SHAPE)
     for method in args.methods.split(","):
-        if method in rows and not args.anew:
+        if method in rows and not args.again:
             continue
         rows[method] = {"method": method, **measured(with_method(shared, method), shared, plain, args.rounds)}
         print(json.dumps(rows[method]), flush=True)

@@ -3,11 +3,11 @@
     pip install --no-deps --target DIR orthogonium deel-torchlip einops
     PYTHONPATH=DIR python benchmarks/public_layers.py
 
-All of a method's candidates are made in turn, in one process; the ratio is the median of those within a round. The
-others are not dependencies of onelip: rows of libraries that are not there are left out. Methods that nobody offers as
-a package are compared with their authors' recipe, written anew in `_published_recipes.py`. What they guarantee differs:
-ours divide by proved bounds, and most make the last step in float64. torchlip leaves most of the derivative out: it
-takes the cubic term of all but the last of fifteen steps as a constant.
+All candidates of a method run in turn in one process; the ratio is the median of the ratios of all rounds. The other
+libraries are not dependencies of onelip: rows of missing libraries are skipped. Methods without a package are compared
+with the recipe of their authors in `_published_recipes.py`. The guarantees differ: ours divide by proved bounds, and
+most take the last step in float64. torchlip omits most of the derivative: it treats the cubic term of all but the last
+of fifteen steps as a constant.
 """
 
 import argparse
@@ -36,18 +36,18 @@ def conv(method: str) -> Make:
         mode = "circular" if method in ("cayley", "sandwich") else "zeros"
         layer = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, padding_mode=mode)
         example = torch.zeros(1, CHANNELS, SIDE, SIDE)
-        return begun(onelip.constrain(nn.Sequential(layer), method, example=example))
+        return with_initial_weights(onelip.constrain(nn.Sequential(layer), method, example=example))
 
     return make
 
 
 def dense(method: str) -> Make:
     """Our dense layer of AOL-Small."""
-    return lambda: begun(onelip.constrain(nn.Sequential(nn.Linear(FEATURES, FEATURES)), method))
+    return lambda: with_initial_weights(onelip.constrain(nn.Sequential(nn.Linear(FEATURES, FEATURES)), method))
 
 
-def begun(model: nn.Sequential) -> nn.Sequential:
-    """With the weights that the method begins with, as the layers of others have them."""
+def with_initial_weights(model: nn.Sequential) -> nn.Sequential:
+    """Reset the weights to the initialisation of the method, as in the other libraries."""
     reset = getattr(find_parametrization(model[0]), "reset", None)
     if reset is not None:
         reset(original_of(model[0]))
@@ -148,7 +148,7 @@ def main() -> None:
             }
             times = interleaved(steps, args.rounds)
             ratio, why = times["theirs"].ratio_to(times["ours"]), ""
-        except Exception as error:  # not ours to mend: the row says so
+        except Exception as error:  # an error of the other library: the row reports it
             ratio, why = None, f"{type(error).__name__}: {error}"[:100]
         rows.append({"layer": kind, "method": method, "theirs": name, "theirs / ours": ratio, "why not": why})
         print(rows[-1], flush=True)

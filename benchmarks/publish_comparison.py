@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("name", help="name of the files in results/")
     args = parser.parse_args()
     record = json.loads((args.directory / "comparison.json").read_text())
-    # Where the runs lay is nobody's business.
+    # Do not publish local paths.
     text = json.dumps(record).replace(str(args.directory.resolve()), args.directory.name)
     record = json.loads(text)
     (RESULTS / f"{args.name}.html").write_text(render_page(record))

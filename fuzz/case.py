@@ -15,7 +15,7 @@ TAME = ("gauss", "gauss", "ones", "rank one", "one hot", "heavy", "integers")
 
 @dataclass
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         verdict: "invalid" (torch itself refuses it: not counted), "refused", "unproved", or "proved"; for a forgery

@@ -1,4 +1,4 @@
-"""Draws cases for a time or a number, counts what came of them, shrinks what failed, and keeps it in the corpus."""
+"""Draw cases for a time or a number, count the outcomes, shrink failures and keep them in the corpus."""
 
 import contextlib
 import hashlib
@@ -175,7 +175,7 @@ class Run:
 
 
 def work(seed: str, parts: list[str], stop: Callable[[Run], bool], corpus: Path, current: Path | None = None) -> Run:
-    """Draws until it is told to stop, the parts in turn by their share of the time."""
+    """Draw until a stop request, the parts in turn by their share of the time."""
     torch.set_num_threads(1)
     run, numbers = Run(seed, corpus, current), dict.fromkeys(parts, 0)
     with library.quick_tracing():

@@ -141,13 +141,13 @@ def _check_weight(
     """A torch layer: the operator of the weight that it computes now."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    twin = plain(case, bias=False).double().requires_grad_(False)
+    same = plain(case, bias=False).double().requires_grad_(False)
     if not bool(weight.isfinite().all()):
         if claimed is not None:
             outcome.fail("not finite", f"claimed {claimed!r} with a weight that is not finite, of finite parameters")
         return
-    twin.weight = nn.Parameter(weight.detach().double(), requires_grad=False)
-    matrix = oracle.dense(twin, shape)
+    same.weight = nn.Parameter(weight.detach().double(), requires_grad=False)
+    matrix = oracle.dense(same, shape)
     norm, _ = oracle.norm_of(matrix)
     if claimed is not None:
         entries, _ = oracle.norm_of(abs(matrix))

@@ -62,7 +62,7 @@ def check(case: Case) -> Outcome:
 
 @torch.no_grad()
 def measure(case: Case, proved: float, outcome: Outcome) -> Outcome:
-    """Against a network that is built anew and called many times."""
+    """Compare with a new copy of the network that is called many times."""
     shape, generator = tuple(case["input"]), torch.Generator().manual_seed(case["seed"] + 3)
     network = programs.build(case).double()
     try:

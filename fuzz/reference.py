@@ -1,6 +1,6 @@
 """A second reader of certificates, written from docs/certificates.md alone: is what a file states true?
 
-`problems` derives everything anew from weights and images: norms of dense matrices, the three numbers of each node,
+`problems` derives everything from weights and images: norms of dense matrices, the three numbers of each node,
 slopes, radii, logits. A file that states less than is true has no problem; a file that states more has. `settle` makes
 a file consistent again after a change, as a forger would: all that follows from the proved constants of the nodes.
 
@@ -150,7 +150,7 @@ def constants(program: Program, i: int) -> dict[str, Fraction]:
         W = program.matrices[i]
         b = bias(node, math.prod(node["shape"]) if node["op"] == "exponential" else len(W), tensors)
         values = oracle.norm_of(W)[0], oracle.norm_of(np.abs(W))[0], float(np.linalg.norm(b))
-        found = dict(zip(("sigma", "absolute", "bias_norm"), map(Fraction, values), strict=True))
+        found: dict[str, Fraction] = dict(zip(("sigma", "absolute", "bias_norm"), map(Fraction, values), strict=True))
         if node["op"] == "exponential":
             term = series = np.eye(len(W))
             for j in range(1, node["terms"] + 1):

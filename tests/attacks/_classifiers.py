@@ -1,4 +1,4 @@
-"""Classifiers that the tests of attacks share."""
+"""Classifiers for the tests of attacks."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The attack against ground truth: linear classifiers with their exact radius; what counts as a flip."""
+"""The attack against ground truth: linear classifiers with a known exact radius, and the definition of a flip."""
 
 import math
 from fractions import Fraction
@@ -23,7 +23,7 @@ def fractions(tensor):
 
 
 def integers(tensor):
-    """Every number times 2^SHIFT, as integers of Python: sums of products are exact, and fast."""
+    """Every number times 2^SHIFT as Python integers: sums of products are exact and fast."""
     ratios = [value.as_integer_ratio() for value in tensor.detach().flatten().tolist()]
     assert all(2**SHIFT % denominator == 0 for _, denominator in ratios)
     whole = [numerator * (2**SHIFT // denominator) for numerator, denominator in ratios]
@@ -45,7 +45,7 @@ def exact_radius_square(model, image, label):
 
 
 def squares(found):
-    """The exact squared distances, all of them found."""
+    """The exact squared distances; every image must have a flip."""
     assert None not in found.squares
     return [square for square in found.squares if square is not None]
 
@@ -67,7 +67,7 @@ def test_distance_has_no_rounding():
 def test_distance_of_neighbouring_floats():
     x = torch.rand(5, dtype=torch.float64) + 1
     assert squared_distance(torch.nextafter(x, x + 1), x) == 5 * Fraction(2) ** -104
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         squared_distance(x, x[:2])
     with pytest.raises(ValueError, match="finite"):
         squared_distance(x * math.nan, x)
@@ -128,7 +128,7 @@ def test_neighbouring_floats_bring_flips_nearer(monkeypatch):
 
 
 def test_box_is_respected_and_optimal():
-    """With clip=True the nearest flip solves a small quadratic programme, here by halving its multiplier."""
+    """With clip=True the nearest flip solves a small quadratic program, here by bisection of its multiplier."""
     model = linear(12, 2)
     images = torch.rand(10, 12, dtype=torch.float64)
     classes = model(images).argmax(1)
@@ -153,7 +153,7 @@ def test_box_is_respected_and_optimal():
 
 
 def test_integers_are_attacked_as_integers():
-    """Two pixels: the nearest integer flip by trying all. A claim of one more than is true is broken."""
+    """Two pixels: the nearest integer flip by exhaustive search. A claim that is too large by one is broken."""
     model = nn.Sequential(nn.Flatten(), linear(2, 2)).eval()
     model[1].weight.data = torch.tensor([[1.0, 0.3], [0.2, 0.9]], dtype=torch.float64)
     model[1].bias.data.zero_()
@@ -175,7 +175,7 @@ def test_integers_are_attacked_as_integers():
     assert not onelip.attack(model, images, classes, integers=True, pixels=[s - 1 for s in sums]).broken.any()
 
 
-# What counts as a flip.
+# Definition of a flip.
 
 
 def test_ties_and_nans_are_flips():
@@ -238,7 +238,7 @@ def test_float32_programs_are_attacked_in_float32():
 
 
 def test_broken_is_an_exact_comparison():
-    """One float decides: a radius equal to the distance is broken, its lower neighbour is not; NaN is no excuse."""
+    """A radius equal to the distance is broken, the next smaller float is not; NaN counts as broken."""
     image, flip = torch.zeros(6, 1, dtype=torch.float64), torch.full((6, 1), 0.1, dtype=torch.float64)
     claims = [0.1, math.nextafter(0.1, 0), math.nextafter(0.1, 1), 0.0, math.inf, math.nan]
     found = AttackResult(
@@ -312,7 +312,7 @@ def test_same_seed_same_flips_and_progress():
         ({"radii": -torch.ones(7)}, "radii of at least 0"),
         ({"integers": True}, "uint8 images for integers=True"),
         ({"pixels": [1] * 7}, "integers=True"),
-        ({"model": nn.Linear(4, 1).double().eval()}, "two classes or more"),
+        ({"model": nn.Linear(4, 1).double().eval()}, "two or more classes"),
         ({"steps": 0}, "steps to be an integer of at least 1"),
         ({"restarts": -1}, "restarts to be an integer of at least 0"),
         ({"batch_size": 0}, "batch_size to be an integer of at least 1"),

@@ -90,14 +90,14 @@ def test_certificate_file(trained, capsys, tmp_path):
     part = [*flags, "--start", "5", "--limit", "7"]  # without the lie
     assert run(part) == 0
     assert json.loads(capsys.readouterr().out)["attacked"] == 7
-    with pytest.raises(RuntimeError, match="first 13 images in order, got 12; give --limit 7"):
+    with pytest.raises(RuntimeError, match="first 13 images in order, got 12; use --limit 7"):
         run([*part, "--limit", "8"])
     with pytest.raises(ValueError, match="--start 100000 is not below the number of images"):
         run([*part, "--start", "100000"])
 
     for change, message in (
-        ({"weights": {"sha256": "0" * 64}}, "not for the weights of"),
-        ({"images": {**content["images"], "sha256": "0" * 64}}, "not for the images of"),
+        ({"weights": {"sha256": "0" * 64}}, "for other weights"),
+        ({"images": {**content["images"], "sha256": "0" * 64}}, "for other images"),
         ({"version": 1}, "of version 3"),
         ({"results": [{}]}, "not an onelip certificate"),
         ({"results": content["results"][1:]}, "in order"),

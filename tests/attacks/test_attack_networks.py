@@ -1,4 +1,4 @@
-"""The attack on networks: against brute force in two dimensions, against sound certificates, beside foolbox."""
+"""The attack on networks, compared with brute force in two dimensions, sound certificates and foolbox."""
 
 import math
 import sys
@@ -86,7 +86,7 @@ def test_sound_radius_of_a_linear_classifier_is_nearly_touched():
 
 @pytest.mark.parametrize("attack", FOOLBOX_ATTACKS)
 def test_foolbox_finds_the_linear_boundary(attack):
-    """For real: with our bisection at the end it is near the truth, and never nearer."""
+    """With our bisection at the end, foolbox is close to the true distance and never below it."""
     model = nn.Sequential(nn.Flatten(), linear(12, 2)).eval()
     images = 0.3 + 0.4 * torch.rand(6, 3, 2, 2, dtype=torch.float64)
     options = {"CarliniWagner": {"steps": 60, "binary_search_steps": 4}, "DeepFool": {"steps": 20}}
@@ -124,7 +124,7 @@ def test_foolbox_agrees_with_the_certificate():
 
 def test_foolbox_refusals(monkeypatch):
     model, images = linear(4, 3), torch.rand(2, 4, dtype=torch.float64)
-    with pytest.raises(ValueError, match="expected an attack of FMN, DeepFool"):
+    with pytest.raises(ValueError, match="unknown attack 'PGD'; expected one of FMN, DeepFool"):
         with_foolbox(model, images, attack="PGD")
     with pytest.raises(ValueError, match="divide by 255"):
         with_foolbox(model, images * 255)

@@ -320,7 +320,7 @@ def test_decomposition_that_does_not_exist(monkeypatch):
     monkeypatch.setattr(cholesky, "_largest_eigenvalue", lambda H: 0.5)  # below the truth
     layer = layer_with(nn.Linear(3, 3), torch.eye(3))
     assert bound_layer(layer).witness.kind == "schur"
-    monkeypatch.setattr(cholesky, "_largest_eigenvalue", lambda H: 1 - 1e-7)  # nearly right: a wider gap mends it
+    monkeypatch.setattr(cholesky, "_largest_eigenvalue", lambda H: 1 - 1e-7)  # nearly right: a wider gap fixes it
     assert "cholesky inputs" in bound_layer(layer).candidates
 
 

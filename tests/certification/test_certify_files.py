@@ -257,13 +257,13 @@ def test_exact_proofs_without_flint(run, tmp_path, capsys, monkeypatch):
         assert said == "onelip certify: --out and --exact need python-flint: pip install 'onelip[exact]'\n"
 
 
-def test_the_command_that_is_told_checks_the_certificate(run, tmp_path, capsys):
+def test_the_printed_command_checks_the_certificate(run, tmp_path, capsys):
     from onelip.cli import main
 
     assert certify_command([str(run), "--limit", "2", "--out", str(tmp_path / "c.json")]) == 0
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told.startswith("Check it: onelip ")
-    assert main([*told.removeprefix("Check it: onelip ").split(), "--quiet"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Check it: onelip ")
+    assert main([*last.removeprefix("Check it: onelip ").split(), "--quiet"]) == 0
 
 
 def test_a_certificate_goes_along_with_an_export(run, tmp_path, capsys):

@@ -92,14 +92,14 @@ def test_what_only_the_run_can_tell(run, tmp_path, capsys, change, words):
 
 
 def test_images_are_compared_with_their_shape():
-    """The same bytes as other pictures are other images."""
+    """The same bytes with another shape are other images."""
     images = torch.arange(32, dtype=torch.uint8).reshape(2, 1, 4, 4)
-    told = {"count": 2, "shape": [1, 4, 4], "dtype": "uint8", "sha256": images_hash(images), "source": ""}
+    stated = {"count": 2, "shape": [1, 4, 4], "dtype": "uint8", "sha256": images_hash(images), "source": ""}
     parts = {"test": (images, torch.zeros(2, dtype=torch.int64))}
-    assert find_images({"images": told, "results": []}, parts) == "test"
+    assert find_images({"images": stated, "results": []}, parts) == "test"
     for change in ({"shape": [1, 2, 8]}, {"dtype": "float32"}, {"count": 3}):
         with pytest.raises(ProofError, match="expected the first"):
-            find_images({"images": told | change, "results": []}, parts)
+            find_images({"images": stated | change, "results": []}, parts)
 
 
 def test_another_run_and_none(run, tmp_path, capsys):

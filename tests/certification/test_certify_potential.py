@@ -171,9 +171,9 @@ def test_what_could_overflow_is_refused():
 # ---- networks
 
 
-def deep(verb, mode, count=2, **options):
+def deep(method, mode, count=2, **options):
     padding = {"padding": 1, "padding_mode": mode}
-    blocks = [verb(nn.Conv2d(2, 2, 3, **padding), **options) for _ in range(count)]
+    blocks = [method(nn.Conv2d(2, 2, 3, **padding), **options) for _ in range(count)]
     for one in blocks:
         nn.init.normal_(one.bias)
     return nn.Sequential(*blocks, nn.Flatten(), onelip.nn.AOLLinear(32, 3)).eval()
@@ -181,9 +181,9 @@ def deep(verb, mode, count=2, **options):
 
 @pytest.mark.parametrize("proof", ["fast", "exact"])
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
-@pytest.mark.parametrize("verb", [sll.sll, cpl.cpl])
-def test_certified_with_the_constant_one_and_checked(verb, mode, proof, tmp_path):
-    model, images = deep(verb, mode, hidden=3), images_of((2, 4, 4), 3)
+@pytest.mark.parametrize("method", [sll.sll, cpl.cpl])
+def test_certified_with_the_constant_one_and_checked(method, mode, proof, tmp_path):
+    model, images = deep(method, mode, hidden=3), images_of((2, 4, 4), 3)
     plain = onelip.bake(model).double().eval()
     found = onelip.certify(plain, images, torch.tensor([0, 1, 2]), proof=proof)
     assert found.constant < 1 + 1e-6
@@ -216,7 +216,7 @@ def test_another_constant_is_a_node_after_it():
 
 
 def test_a_norm_that_is_not_one_is_counted():
-    """The node has the constant of the V that is stored, whoever stored it."""
+    """The node has the constant of the stored V."""
     plain = onelip.bake(deep(sll.sll, "zeros")).double().eval()
     with torch.no_grad():
         plain[0].weight.mul_(2)

@@ -129,7 +129,7 @@ def test_batches_do_not_matter(found):
     ("images", "message"),
     [
         (torch.full((1, 1, 4, 4), 255.0), "got values from 255 to 255; divide by 255"),
-        (torch.full((1, 1, 4, 4), -0.1), "bring them into"),
+        (torch.full((1, 1, 4, 4), -0.1), "rescale them to"),
         (torch.full((1, 1, 4, 4), math.nan), r"expected images in \[0, 1\]"),
         (torch.zeros(1, 1, 4, 4, dtype=torch.int64), "torch.int64"),
         (torch.zeros(1, 1, 4, 4, dtype=torch.float16), "float16"),

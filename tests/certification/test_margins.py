@@ -68,7 +68,7 @@ def test_scores_that_are_not_finite_are_never_certified(bad, where):
 
 
 def test_radii_are_compared_as_rational_numbers():
-    """36/255 is no float64; its neighbours below and above are told apart, and a radius of 1/2 exactly is at 1/2."""
+    """36/255 is not a float64; its lower and upper neighbours differ, and a radius of exactly 1/2 counts at 1/2."""
     right = torch.tensor([True])
     nearest = 36 / 255
     for radius in (nearest, math.nextafter(nearest, 0), math.nextafter(nearest, 1)):

@@ -1,6 +1,6 @@
-"""Every place of a certificate changed, its digest made to fit: the checker misses what was there.
+"""Every value of a certificate is changed, with a matching digest: the checker must reject it.
 
-Each rejection is told from the others by its reason, so that a test fails if just its own check is taken away.
+Each rejection is identified by its reason, so that a test fails if only its own check is removed.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""The checker as a program: alone, as a module, as a verb; exit codes, and what it prints."""
+"""The checker as a program: standalone, as a module, as a command of onelip; exit codes and output."""
 
 import ast
 import json

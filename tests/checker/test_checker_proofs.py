@@ -1,6 +1,6 @@
-"""The checker believes no proof: every error term left out by a writer is missed, and so is every bound too small.
+"""The checker trusts no proof: it detects every omitted error term and every bound that is too small.
 
-Each rejection is told from the others by its reason, so that a test fails if just its own check is taken away.
+Each rejection is identified by its reason, so that a test fails if only its own check is removed.
 """
 
 from fractions import Fraction

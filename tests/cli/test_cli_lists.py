@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 from _runs import call, onelip
 
-from onelip.cli import methods as verb
+from onelip.cli import methods as command
 from onelip.methods.describe import options_of
 from onelip.methods.method import Guarantee, Mechanism
 from onelip.methods.registry import METHODS
@@ -79,14 +79,14 @@ def test_everything_about_a_method(capsys, monkeypatch, name):
     code, out, _ = call(capsys, "methods", name)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    told = " ".join(out.split())
+    shown = " ".join(out.split())
     citation = method.citation
     assert citation.endswith(".")
     assert citation.count('"') >= 2
     for text in (method.title, method.note, citation, *(o.text for o in options_of(method))):
-        assert " ".join(text.split()) in told
-    assert f"guarantee {method.guarantee}:" in told
-    assert all(f"{key} " in told for key in method.hyperparameters)
+        assert " ".join(text.split()) in shown
+    assert f"guarantee {method.guarantee or 'none'}:" in shown
+    assert all(f"{key} " in shown for key in method.hyperparameters)
     assert all(option.text for option in options_of(method))  # none without a word
     found = json.loads(call(capsys, "methods", name, "--json")[1])
     assert found["citation"] == citation
@@ -106,5 +106,5 @@ def test_everything_about_a_model(capsys, monkeypatch, name):
 
 
 def test_every_kind_is_explained():
-    assert set(verb._GUARANTEES) == set(get_args(Guarantee))
-    assert set(verb._MECHANISMS) == set(get_args(Mechanism))
+    assert set(command._GUARANTEES) == {*get_args(Guarantee), "none"}
+    assert set(command._MECHANISMS) == set(get_args(Mechanism))

@@ -78,7 +78,7 @@ WRONG_COMMANDS = [
     ("audit nothing", "there is no such directory"),
     ("export nothing", "there is no such directory"),
     ("check nothing", "no such file"),
-    ("train --data nothing.npz", "no such file or folder"),
+    ("train --data nothing.npz", "nor an existing file or folder"),
     ("audit nothing.py:net --input-shape 3", "nothing.py: no such file"),
     ("certify RUN --image nothing.png", "--image nothing.png: no such file"),
     ("attack RUN --certificate nothing", "--certificate nothing: no such file"),
@@ -105,7 +105,7 @@ FAILED_JOBS = [
     # The command is valid, but a file is missing or damaged.
     ("train --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
     ("evaluate RUN --data cifar10 --data-root EMPTY", "onelip data fetch cifar10"),
-    ("train --data FILE", "got a file of another name"),
+    ("train --data FILE", "expected an .npz file or one of"),
     ("train --resume BROKEN", "the file is damaged"),
     ("evaluate BROKEN", "the file is damaged"),
     ("certify RUN --image FILE", "this is not an image file"),

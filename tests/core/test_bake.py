@@ -1,4 +1,4 @@
-"""bake: the same function in plain torch, and the original as it was."""
+"""bake returns the same function in plain torch, and does not change the original."""
 
 import copy
 
@@ -13,7 +13,7 @@ import onelip
 
 
 class Net(nn.Module):
-    """Shared layers, references in lists and dictionaries, a residual sum, a hook: what a walk by hand would miss."""
+    """Shared layers, references in lists and dictionaries, a residual sum and a hook."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ def test_bake_of_a_model_with_everything():
 
 
 def test_baking_copies_does_not_destroy_the_original():
-    """deepcopy and remove_parametrizations would."""
+    """deepcopy followed by remove_parametrizations would break it."""
     net = nn.Sequential(onelip.nn.AOLLinear(3, 3))
     x = torch.randn(2, 3)
     expected = net(x)
@@ -123,7 +123,7 @@ def test_non_finite_is_refused_by_name():
     net = nn.Sequential(onelip.nn.AOLLinear(3, 3), nn.Linear(3, 3))
     with torch.no_grad():
         net[1].bias[1] = float("nan")
-    with pytest.raises(onelip.NonFiniteWeight, match=r"got 1 NaN or infinite of 3 in '1.bias'"):
+    with pytest.raises(onelip.NonFiniteWeight, match=r"'1.bias' contains 1 NaN or infinite of 3 values"):
         onelip.bake(net)
 
 

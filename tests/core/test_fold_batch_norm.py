@@ -1,4 +1,4 @@
-"""Batch normalisation folded by `bake`: where it goes, that it computes the same, and that it is certified."""
+"""Batch normalisation folded by `bake`: its place, its outputs, and its certificates."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ def _seed():
 
 
 def trained(model, *shape):
-    """With statistics and factors that are not those of a new layer, in float64, in eval mode."""
+    """Set statistics and factors that differ from those of a new layer; float64, eval mode."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
@@ -150,7 +150,7 @@ def test_hooks_stay_where_they_are():
 def test_features_that_are_not_channels():
     """BatchNorm1d after a Linear layer of tokens (batch, tokens, features) is over tokens: refused, never mixed up."""
     model = trained(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 4, 4)
-    with pytest.raises(ValueError, match=r"expected an input of 2 axes.*fold=False"):
+    with pytest.raises(ValueError, match=r"expected an input with 2 axes.*fold=False"):
         onelip.bake(model)(torch.rand(2, 4, 4).double())
     x = torch.rand(2, 4, 4).double()
     assert torch.equal(onelip.bake(model, fold=False)(x), model(x))
@@ -305,7 +305,7 @@ def test_changed_files_are_rejected(change, reason, tmp_path):
 
 
 def test_a_baked_network_that_computes_something_else_is_seen(monkeypatch):
-    """What the proof is about is the baked network; a bug in baking must not go by unseen."""
+    """The proof is about the baked network, so a bug in baking must be detected."""
     model = network()
     wrong = onelip.bake(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Which layers and settings are served, which are refused and why: soundness in the choice of padding and stride."""
+"""Supported and rejected layers and settings: the bound must hold for every accepted padding and stride."""
 
 import math
 
@@ -21,7 +21,7 @@ def conv(kind, kernel, **settings):
     return layer
 
 
-# Kernels whose AOL sum is exactly 1, so that AOL would leave them as they are; sizes; and the norm they really have.
+# Kernels whose AOL sum is exactly 1, so that AOL would not change them; sizes; and their true norms.
 COUNTEREXAMPLES = {
     "circular k=1 p=1": (nn.Conv1d, [1.0], {"padding": 1, "padding_mode": "circular"}, (4,), math.sqrt(2)),
     "circular k=2 p=1": (nn.Conv1d, [0.5, 0.5], {"padding": 1, "padding_mode": "circular"}, (4,), 1.1634),
@@ -43,7 +43,7 @@ def test_counterexamples_are_refused_and_would_exceed_one(name):
     kind, kernel, settings, size, norm = COUNTEREXAMPLES[name]
     layer = conv(kind, kernel, **settings)
     assert exact_norm(layer, (1, *size)) == pytest.approx(norm, abs=1e-4)
-    # With zeros around it AOL serves the kernel and changes nothing: the padding alone is at fault.
+    # With zero padding, AOL accepts the kernel and changes nothing: only the padding is the problem.
     plain = onelip.aol(conv(kind, kernel))
     assert torch.allclose(plain.weight, layer.weight, atol=1e-15)
     with pytest.raises(onelip.UnsupportedLayer, match=r"expected .* got .*use "):
@@ -151,7 +151,7 @@ def test_kernel_form_and_back(layer, side):
 
 
 def test_no_phase_costs_anything_at_run_time():
-    """The factors of the phases are in the taps: the weight has the shape it had."""
+    """The factors of the phases are multiplied into the taps: the shape of the weight does not change."""
     layer = nn.Conv2d(3, 5, 4, stride=2)
     shape = layer.weight.shape
     assert onelip.aol(layer).weight.shape == shape

@@ -24,10 +24,10 @@ def network():
 def test_assigning_a_parameter_is_assigning_its_tensor(options):
     torch.manual_seed(0)
     other = nn.Linear(5, 4)
-    layer, twin = onelip.aol(nn.Linear(5, 4), **options), onelip.aol(nn.Linear(5, 4), **options)
+    layer, same = onelip.aol(nn.Linear(5, 4), **options), onelip.aol(nn.Linear(5, 4), **options)
     parameter = original_of(layer)
-    layer.weight, twin.weight = other.weight, other.weight.detach()
-    assert torch.equal(layer.weight, twin.weight)
+    layer.weight, same.weight = other.weight, other.weight.detach()
+    assert torch.equal(layer.weight, same.weight)
     assert original_of(layer) is parameter  # optimisers keep it
     assert "weight" not in dict(layer.named_parameters(recurse=False))
     before = layer.weight.detach().clone()
@@ -52,9 +52,9 @@ def test_other_parameters_are_registered_as_ever():
 def test_copies_take_parameters_too():
     layer = onelip.aol(nn.Linear(4, 4))
     before = layer.weight.detach().clone()
-    twin = copy.deepcopy(layer)
-    twin.weight = nn.Parameter(torch.eye(4))
-    assert torch.allclose(twin.weight, torch.eye(4))
+    copied = copy.deepcopy(layer)
+    copied.weight = nn.Parameter(torch.eye(4))
+    assert torch.allclose(copied.weight, torch.eye(4))
     assert torch.equal(layer.weight, before)
 
 
@@ -163,14 +163,16 @@ def test_a_map_that_was_registered_by_others_is_left_to_torch():
 def test_several_tensors_behind_the_weight_are_refused_before_anything_changes(method):
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
     keys = list(layer.state_dict())
-    with pytest.raises(onelip.UnsupportedLayer, match=r"WeightNorm makes of 2; use .*remove_parametrizations"):
+    with pytest.raises(
+        onelip.UnsupportedLayer, match=r"got 2 parameters of WeightNorm; call .*remove_parametrizations"
+    ):
         get_method(method).apply(layer)
     assert list(layer.state_dict()) == keys
     assert len(layer.parametrizations.weight) == 1
 
 
 def test_reset_parameters_as_the_docs_say():
-    """Of torch's own layer it reaches the bias alone; that of the drop-in class has an effect."""
+    """For a torch layer, reset_parameters changes only the bias; for a drop-in class it changes both."""
     layer = onelip.aol(nn.Linear(4, 4))
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     layer.reset_parameters()

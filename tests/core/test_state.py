@@ -1,4 +1,4 @@
-"""Models that are another function at the next call are refused, whatever holds their state, and left as they were."""
+"""Models that compute another function at the next call are rejected, wherever their state is, and restored."""
 
 import collections
 import copy
@@ -22,7 +22,7 @@ from onelip.nn import LipschitzModule
 
 
 class Holder(nn.Module):
-    """A model with one attribute, and a forward that works with it."""
+    """A model with one attribute, and a forward that uses it."""
 
     def __init__(self, forward, **attributes):
         super().__init__()
@@ -216,13 +216,13 @@ CHANGING = {
     "global iterator": (next_global, {}, "NUMBERS"),
     "closure": (counts_in_closure(), {}, "closure calls"),
     "default argument": (counts_in_default, {}, "work"),
-    "Python's random numbers": (lambda self: random.random(), {}, "random numbers of Python"),
-    "NumPy's random numbers": (lambda self: np.random.rand(), {}, "random numbers of NumPy"),  # noqa: NPY002
+    "Python's random numbers": (lambda self: random.random(), {}, "random state of Python"),
+    "NumPy's random numbers": (lambda self: np.random.rand(), {}, "random state of NumPy"),  # noqa: NPY002
 }
 
 
 def everything(model):
-    """What the model holds and shares, as plain values."""
+    """The state of the model and of its class, as plain values."""
     held = {name: value for name, value in vars(model).items() if not name.startswith("_")}
     held |= {f"inner.{name}": value for name, value in vars(model.inner).items() if not name.startswith("_")}
     texts = {name: repr(value) for name, value in held.items() if name not in ("work", "source", "numbers")}
@@ -292,7 +292,7 @@ def test_the_first_call_is_a_call():
 
 
 class Remembers(nn.Module):
-    """Works with what the call before has left, which here is always the same."""
+    """Uses a value stored by the previous call, which is always the same here."""
 
     def __init__(self):
         super().__init__()
@@ -309,7 +309,7 @@ def test_what_depends_on_the_call_before():
 
 
 class Lazy(nn.Module):
-    """A cache that the first call fills, as positional encodings have it."""
+    """A cache that is filled by the first call, as in positional encodings."""
 
     def __init__(self):
         super().__init__()

@@ -37,7 +37,7 @@ def cifar_binary(images: np.ndarray, labels: np.ndarray, coarse: bool) -> bytes:
 
 
 class CPickle:
-    """Writes what cPickle of Python 2 writes with protocol 2."""
+    """Writes pickles like cPickle of Python 2 with protocol 2."""
 
     def __init__(self) -> None:
         self.out, self.count = bytearray(b"\x80\x02"), 0

@@ -1,4 +1,4 @@
-"""The example that draws augmented images runs, and shows what it says."""
+"""The example that draws augmented images runs and shows originals and augmented images."""
 
 import importlib.util
 from pathlib import Path

@@ -76,13 +76,13 @@ def test_links_devices_and_ways_out_are_refused(tmp_path, bad, message):
 
 def test_a_member_twice_is_refused(tmp_path):
     path = write(tmp_path, tar_with(GOOD, (member(WANTED), b"other")))
-    with pytest.raises(DataError, match="got something else or two"):
+    with pytest.raises(DataError, match="is duplicated or not a regular file"):
         read_tar(path, [WANTED])
 
 
 def test_a_directory_of_the_wanted_name_is_refused(tmp_path):
     path = write(tmp_path, tar_with((member(WANTED, tarfile.DIRTYPE), b"")))
-    with pytest.raises(DataError, match="got something else or two"):
+    with pytest.raises(DataError, match="is duplicated or not a regular file"):
         read_tar(path, [WANTED])
 
 
@@ -90,7 +90,7 @@ def test_a_directory_of_the_wanted_name_is_refused(tmp_path):
 def test_a_bomb_is_stopped_at_the_cap_whether_wanted_or_passed_over(tmp_path, name):
     path = write(tmp_path, gzip.compress(tar_with((member(name), bytes(20_000_000)), GOOD)))
     assert path.stat().st_size < 30_000
-    with pytest.raises(DataError, match="expected at most 1 MB when unpacked, got more"):
+    with pytest.raises(DataError, match="the unpacked file is larger than 1 MB"):
         read_tar(path, [WANTED], cap=2**20)
 
 
@@ -133,7 +133,7 @@ def npz(path: Path, **arrays: np.ndarray) -> Path:
 def test_a_zip_bomb_is_stopped_before_it_is_unpacked(tmp_path):
     path = npz(tmp_path / "bomb.npz", images=np.zeros((2000, 100, 100), np.uint8), labels=np.arange(2000) % 2)
     assert path.stat().st_size < 60_000
-    with pytest.raises(DataError, match="expected at most 1 MB when unpacked, got more"):
+    with pytest.raises(DataError, match="the unpacked file is larger than 1 MB"):
         load_npz(path, cap=2**20)
 
 
@@ -153,10 +153,10 @@ def test_a_zip_that_lies_about_its_sizes_gives_no_more_than_it_says(tmp_path):
 def test_a_zip_with_a_member_twice_or_cut_is_refused(tmp_path):
     path = tmp_path / "twice.npz"
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # zipfile warns of what is meant here
+        warnings.simplefilter("ignore")  # zipfile warns about the duplicate, which is intended
         archive.writestr("images.npy", b"1")
         archive.writestr("images.npy", b"2")
-    with pytest.raises(DataError, match="expected every member once"):
+    with pytest.raises(DataError, match="a member is duplicated"):
         load_npz(path)
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="damaged or truncated"):
@@ -168,7 +168,7 @@ def test_an_array_header_that_asks_for_more_than_there_is_makes_no_memory(tmp_pa
     path = tmp_path / "huge.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"123")
-    with pytest.raises(DataError, match=r"has 3 bytes, which do not fit the shape"):
+    with pytest.raises(DataError, match=r"has 3 bytes, which do not match the shape"):
         load_npz(path)
 
 

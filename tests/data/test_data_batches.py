@@ -1,4 +1,4 @@
-"""Batches: every image once, the same for any number of processes, resumed bit for bit. Splits: by class, for ever."""
+"""Batches: every image once, the same for any number of processes, resumed bit for bit. Splits: stratified, stable."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_augmentation_is_the_same_for_any_number_of_processes():
     alone = list(Batches(IMAGES, LABELS, 8, generator=seeded(), **options))
     shared = [list(Batches(IMAGES, LABELS, 8, generator=seeded(), rank=r, world_size=3, **options)) for r in range(3)]
     for number, whole in enumerate(alone):
-        # Vectorised arithmetic may round differently at other positions of a tensor, hence not bit for bit.
+        # Vectorised arithmetic may round differently at other positions of a tensor, so not bit for bit.
         joined = torch.cat([process[number].images for process in shared])
         torch.testing.assert_close(joined, whole.images, atol=1e-6, rtol=0)
 

@@ -1,4 +1,4 @@
-"""Fetching from a local server: whole, resumed, refused; with Range or not, cut short, wrong, too large, no room."""
+"""Downloads from a local server: complete, resumed, without ranges, truncated, wrong, too large, full disk."""
 
 import errno
 import hashlib
@@ -23,11 +23,11 @@ NAME = "cifar-10-binary.tar.gz"
 
 @dataclass
 class Server:
-    """What the server has, how it behaves, and what it was asked for."""
+    """Content and behaviour of the server, and the requests it received."""
 
     files: dict[str, bytes]
     ranges: bool = True
-    cut_after: int | None = None  # close the connection after so many bytes of an answer
+    cut_after: int | None = None  # close the connection after this number of bytes of a response
     length: bool = True
     wrong_range: bool = False
     url: str = ""
@@ -145,12 +145,14 @@ def test_a_part_of_another_file_is_thrown_away(tmp_path, server):
 def test_a_range_that_was_not_asked_for_is_refused(tmp_path, server):
     server.wrong_range = True
     part_of(tmp_path).write_bytes(server.files[NAME][:1000])
-    with pytest.raises(data.FetchError, match="expected the bytes from 1000 on, got another range"):
+    with pytest.raises(data.FetchError, match="expected the bytes from 1000, got another range"):
         get(server, tmp_path)
 
 
 def test_a_wrong_file_never_gets_its_name(tmp_path, server):
-    with pytest.raises(data.ChecksumError, match=r"with md5:c32a.*got another one of 700000 bytes; it was deleted"):
+    with pytest.raises(
+        data.ChecksumError, match=r"with md5:c32a.*got a different one of 700000 bytes, which was deleted"
+    ):
         get(server, tmp_path, digests=None)
     assert list(tmp_path.iterdir()) == []
 
@@ -174,7 +176,7 @@ def test_too_little_room_is_reported_before_it_is_filled(tmp_path, server, monke
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_reported(tmp_path, server):
     part_of(tmp_path).symlink_to("/dev/full")  # every write to it fails as on a full disk
-    with pytest.raises(data.FetchError, match=r"the disk is full .*make room there"):
+    with pytest.raises(data.FetchError, match=r"the disk is full .*free some space"):
         get(server, tmp_path)
     assert not (tmp_path / NAME).exists()
 
@@ -198,7 +200,7 @@ def test_a_disk_that_fills_in_the_middle_keeps_what_has_come(tmp_path, server, m
 
 def test_a_place_that_cannot_be_written_is_reported(tmp_path, server):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(data.FetchError, match=r"cannot be written .*give another root \(or ONELIP_DATA\)"):
+    with pytest.raises(data.FetchError, match=r"cannot be written .*choose another root \(or ONELIP_DATA\)"):
         get(server, tmp_path / "file")
 
 
@@ -233,9 +235,9 @@ def test_two_processes_do_not_write_the_same_part(tmp_path, server):
 
 
 def test_unknown_names_and_missing_digests_are_refused(tmp_path, server):
-    with pytest.raises(data.DataError, match=r"expected one of mnist, .* to fetch, got 'digits'"):
+    with pytest.raises(data.DataError, match=r"cannot fetch 'digits'; expected one of mnist"):
         data.fetch("digits", tmp_path)
-    with pytest.raises(data.ChecksumError, match=f"expected a digest of {NAME} in the given table"):
+    with pytest.raises(data.ChecksumError, match=f"digests has no entry for '{NAME}'"):
         get(server, tmp_path, digests={})
 
 

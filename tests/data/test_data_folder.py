@@ -1,4 +1,4 @@
-"""Your own data as folders of images; every problem is reported."""
+"""User data as folders of images; every problem is reported."""
 
 import builtins
 import struct
@@ -127,15 +127,15 @@ def spoil_only_one_class(folder: Path) -> None:
     ("spoil", "message"),
     [
         (spoil_size, r"y.000.png: expected 4x4 pixels as 000.png, got 5x5; resize all images to one size"),
-        (spoil_corrupt, r"y.001.png: expected a complete PNG or JPEG image, got .*; replace or remove it"),
-        (spoil_not_an_image, r"y.001.png: expected a complete PNG or JPEG image"),
-        (spoil_bomb, r"y.001.png: expected an image of ordinary size"),
-        (spoil_huge_bomb, r"y.001.png: expected an image of ordinary size"),
+        (spoil_corrupt, r"y.001.png: not a complete PNG or JPEG image .*; replace or remove it"),
+        (spoil_not_an_image, r"y.001.png: not a complete PNG or JPEG image"),
+        (spoil_bomb, r"y.001.png: the image is too large"),
+        (spoil_huge_bomb, r"y.001.png: the image is too large"),
         (spoil_ending, r"002.bmp: expected only .png, .jpg, .jpeg files; convert or remove it"),
         (spoil_empty_class, r"z: no images of class 'z'; add some or remove the class"),
         (spoil_transparent, r"000.png: expected an opaque image, got transparent pixels"),
         (spoil_sixteen_bits, r"000.png: expected 8 bits for each channel, got mode I"),
-        (spoil_only_one_class, r"expected a folder for each of at least two classes, got \['x'\]"),
+        (spoil_only_one_class, r"expected a subfolder for each of at least two classes.*got \['x'\]"),
     ],
 )
 def test_wrong_images_are_named(tmp_path, spoil, message):

@@ -1,4 +1,4 @@
-"""CIFAR's python batches: read, never executed, and nothing but the authors' content accepted."""
+"""CIFAR's python batches are read but never executed, and only the official content is accepted."""
 
 import contextlib
 import pickle
@@ -20,7 +20,7 @@ def test_a_pickle_is_never_executed(tmp_path):
             return (Path.touch, (witness,))
 
     for protocol in range(6):
-        with pytest.raises(data.DataError, match="nothing of it was executed"):
+        with pytest.raises(data.DataError, match="none of its code was executed"):
             read_cifar_pickle(pickle.dumps({"data": Bad()}, protocol=protocol), "batch")
     assert not witness.exists()
     calls = [
@@ -32,10 +32,10 @@ def test_a_pickle_is_never_executed(tmp_path):
         b"cnumpy\ndtype\nJ\xff\xff\xff\x7f\x85R.",
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\n\x85R.",
     ]
-    with pytest.raises(data.DataError, match="no CIFAR batch has the instruction GLOBAL os system"):
+    with pytest.raises(data.DataError, match="unexpected instruction GLOBAL os system"):
         read_cifar_pickle(b"\x80\x02" + calls[0], "batch")
     for program in calls:
-        with pytest.raises(data.DataError, match="not a CIFAR batch"):
+        with pytest.raises(data.DataError, match="not an official CIFAR batch"):
             read_cifar_pickle(b"\x80\x02" + program, "batch")
 
 
@@ -61,7 +61,7 @@ def test_broken_pickles_are_errors_of_ours():
     assert set(read_cifar_pickle(good, "batch")) == {"batch_label", "labels", "data", "filenames"}
     rng = np.random.default_rng(0)
     for cut in [*range(200), *rng.integers(0, len(good), 50)]:
-        with pytest.raises(data.DataError, match="not a CIFAR batch"):
+        with pytest.raises(data.DataError, match="not an official CIFAR batch"):
             read_cifar_pickle(good[:cut], "batch")
     for position, value in zip(rng.integers(0, 400, 300), rng.integers(0, 256, 300), strict=True):
         changed = bytearray(good)

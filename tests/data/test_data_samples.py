@@ -1,4 +1,4 @@
-"""The samples of the other tests are in the official formats."""
+"""The samples used by the other tests are in the official formats."""
 
 import pickle
 

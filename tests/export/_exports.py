@@ -1,4 +1,4 @@
-"""What the tests of export share: a finished run without training, and a certificate for it."""
+"""Helpers of the export tests: a finished run without training, and a certificate for it."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ RECIPE = Recipe(
 
 
 def make_run(path: Path, recipe: Recipe = RECIPE) -> RunDirectory:
-    """The directory of a run that has ended, with random weights."""
+    """Write the directory of a finished run with random weights."""
     torch.manual_seed(0)
     path.mkdir(parents=True)
     run = RunDirectory(path)
@@ -33,7 +33,7 @@ def make_run(path: Path, recipe: Recipe = RECIPE) -> RunDirectory:
 
 
 def make_certificate(path: Path, run: RunDirectory, **changes: object) -> Path:
-    """Of three images; with changes, whose digest fits."""
+    """Write a certificate of three images, with changes and a matching digest."""
     content = {**_certificate(run.path), **changes}
     path.write_text(json.dumps({**content, "digest": digest(content)}))
     return path

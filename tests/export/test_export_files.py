@@ -1,4 +1,4 @@
-"""Weights, certificates and directories: what goes out comes back bit for bit, and anything else is refused."""
+"""Weights, certificates and directories are restored bit for bit; invalid files are rejected."""
 
 import errno
 import hashlib
@@ -118,7 +118,7 @@ def test_torch_save_is_called_by_its_name(tmp_path):
 
 def test_a_file_of_ten_gigabytes_is_refused_by_its_size(tmp_path):
     path = tmp_path / "net.safetensors"
-    with path.open("wb") as file:  # sparse: it takes no room
+    with path.open("wb") as file:  # sparse: it takes no space
         file.truncate(10 * 2**30)
     with pytest.raises(ExportError, match=r"expected about 104 bytes .* got 10,737,418,240"):
         load_plain(path, plain())
@@ -174,19 +174,19 @@ def test_a_model_with_its_config(tmp_path):
         save_pretrained(model, tmp_path / "net")
     save_pretrained(model, tmp_path / "net", config=CONFIG)
     torch.testing.assert_close(from_pretrained(tmp_path / "net")(IMAGES), onelip.bake(model)(IMAGES))
-    with pytest.raises(ExportError, match="another model than the given one: tensor"):
+    with pytest.raises(ExportError, match="the config builds another model: tensor"):
         save_pretrained(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), tmp_path / "other", config=CONFIG)
     for name, layer in model.named_children():
         if isinstance(layer, onelip.nn.MaxMin):
             setattr(model, name, nn.Identity())
-    with pytest.raises(ExportError, match="another function than the given model"):
+    with pytest.raises(ExportError, match="a different function than the model"):
         save_pretrained(model, tmp_path / "other", config=CONFIG)
     assert not (tmp_path / "other").exists()
 
 
 def test_directories_are_not_overwritten_unless_forced(run, tmp_path):
     (tmp_path / "mine").write_text("here")
-    with pytest.raises(ExportError, match="exists and has files"):
+    with pytest.raises(ExportError, match="the directory is not empty"):
         save_pretrained(run.path, tmp_path)
     save_pretrained(run.path, tmp_path, force=True)
     assert (tmp_path / "mine").read_text() == "here"
@@ -201,7 +201,7 @@ def test_directories_are_not_overwritten_unless_forced(run, tmp_path):
         ({"recipe": {"surprise": 1}}, "surprise"),
         ({"data": {"shape": [1, 8]}}, "name, fingerprint"),
         ({"version": 99}, "version 99"),
-        # Without memory at first, this costs nothing; it is refused by its shapes.
+        # Built on the meta device first, this costs nothing; it is rejected by its shapes.
         ({"recipe": {"model_options": ["channels=100000", "width=2", "convs=1", "linears=1"]}}, "expected"),
     ],
 )
@@ -240,7 +240,7 @@ def test_hub_by_name(run, tmp_path, monkeypatch):
     with pytest.raises(ExportError, match="no network"):
         from_pretrained("somebody/digits")
     for name in ("nowhere", "a/b/c", "../up", "/abs/olute"):
-        with pytest.raises(ExportError, match="not the name owner/name"):
+        with pytest.raises(ExportError, match="not the name of a repository"):
             from_pretrained(name)
 
 
@@ -279,7 +279,7 @@ def test_command_converts_to_float64_exactly(run, tmp_path, capsys):
 
 
 def test_command_without_a_place(run, tmp_path, capsys):
-    """In the run's own directory, by a name of its own."""
+    """Without --out, the file is written to the run directory under a default name."""
     copy = tmp_path / "run"
     shutil.copytree(run.path, copy)
     code, text = call(capsys, copy)
@@ -330,7 +330,7 @@ def test_unfinished_runs_are_not_shipped(tmp_path, capsys):
         ({"weights": None}, r"\(sha256 none"),
         ({"config": {"sha256": "1" * 64}}, "for another config file"),
         ({"version": 1}, "got 1; certify again"),
-        ({"format": "another"}, "got another file"),
+        ({"format": "another"}, "the file is not an onelip certificate"),
     ],
 )
 def test_certificates_of_something_else(run, tmp_path, capsys, changes, message):
@@ -360,7 +360,7 @@ def test_damaged_certificates(run, tmp_path, damage):
 
 
 def test_a_full_disk_leaves_nothing_half(run, tmp_path, monkeypatch):
-    """The second of three files cannot be made durable: all that was new is taken away, and the error says why."""
+    """The second of three files cannot be synced: all new files are removed, and the error states the reason."""
     calls, real = [], os.fsync
 
     def full(handle):

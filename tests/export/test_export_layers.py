@@ -50,7 +50,7 @@ def layers() -> dict[str, nn.Module]:
 
 
 class Branches(nn.Module):
-    """Each layer on the image itself, their outputs side by side."""
+    """Apply each layer to the image itself and concatenate the outputs."""
 
     def __init__(self, branches):
         super().__init__()
@@ -87,7 +87,7 @@ def exported(tmp_path_factory):
 def test_layer_in_float64(exported, name):
     got, expected = exported[1][name]
     assert got.dtype == torch.float64
-    # At most 65 products to a sum, of numbers up to 1: rounding, and nothing of float32.
+    # At most 65 products per sum, of numbers up to 1: the difference is float64 rounding, not float32.
     assert float((got - expected).abs().max()) <= 65 * U * max(1.0, float(expected.abs().max()))
 
 

@@ -1,4 +1,4 @@
-"""ONNX in the real ONNX Runtime: whole networks, the command, and what is refused."""
+"""ONNX export, run in ONNX Runtime: whole networks, the command, and errors."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from onelip.export import ExportError, decompositions, export_onnx, onnx as modu
 
 
 class Residual(nn.Module):
-    """Sums and concatenations by hand, which no module stands for."""
+    """Sums and concatenations in forward, without modules."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ def test_networks_in_float32(name, tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory):
-    """By the command: float64 because there is a certificate, and uint8 input."""
+    """Export by the command: float64 because there is a certificate, and uint8 input."""
     folder = tmp_path_factory.mktemp("onnx")
     run = make_run(folder / "run")
     certificate = make_certificate(folder / "c.json", run)
@@ -109,7 +109,7 @@ def test_file_is_plain_onnx_without_paths_of_this_machine(shipped):
     assert b".py" not in out.read_bytes()
 
 
-# What is refused.
+# Errors.
 
 
 def linear(tmp_path, **settings):
@@ -126,7 +126,7 @@ def test_disagreement_is_loud_and_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_a_wrong_graph_is_found(tmp_path, monkeypatch):
-    """The float64 rule for numbers taken away: torch.onnx rounds 0.1 to float32, which is a difference of 1e-9."""
+    """Without the float64 rule for numbers, torch.onnx rounds 0.1 to float32, which is a difference of 1e-9."""
     real = decompositions.float64_decompositions
 
     def without():
@@ -177,5 +177,5 @@ def test_other_refusals(tmp_path):
 
 def test_two_gigabytes_are_the_end_of_one_file(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "LIMIT", 30)
-    with pytest.raises(ExportError, match="below 2 GB"):
+    with pytest.raises(ExportError, match="limited to 2 GB"):
         linear(tmp_path)

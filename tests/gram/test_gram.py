@@ -140,13 +140,13 @@ def test_scale_free(dtype, steps):
 
 
 def test_underflowing_gram_of_the_literature():
-    """(4.5e-23, 999 x 2.6e-23) in float32: the plain formula gives a layer of norm 22."""
+    """For (4.5e-23, 999 x 2.6e-23) in float32, the plain formula gives a layer of norm 22."""
     column = torch.full((1, 1000, 1), 2.6e-23)
     column[0, 0] = 4.5e-23
     naive = column / (column.mT @ column).abs().sum(1).sqrt()
     assert float(torch.linalg.matrix_norm(naive.double(), 2)) > 20
     assert float(torch.linalg.matrix_norm(rescaled(column).double(), 2)) == pytest.approx(1, abs=1e-5)
-    # The same column beside an ordinary one on other rows, which a common scale would not mend.
+    # The same column beside an ordinary one on other rows; a common scale would not fix it.
     both = torch.zeros(1, 2000, 2)
     both[0, :1000, :1] = column[0]
     both[0, 1000:, 1] = 1.0
@@ -181,7 +181,7 @@ def test_float32_against_float64(shape, scale, uneven):
 
 
 def test_disjoint_columns_of_any_size_become_units():
-    # 40 columns, so that float32 is at work; it holds columns apart up to some 2^70.
+    # 40 columns, so that float32 is used; its columns may differ by factors up to about 2^70.
     P = torch.diag(torch.logspace(-10, 10, 40))[None]
     assert torch.allclose(rescaled(P), torch.eye(40)[None], rtol=0, atol=2e-7)
 

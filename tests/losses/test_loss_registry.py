@@ -1,4 +1,4 @@
-"""Losses by name: registered ones, classes and functions of one's own, and what each is called with."""
+"""Losses by name: registered losses, custom classes and functions, and the arguments that each receives."""
 
 import sys
 from types import ModuleType
@@ -24,7 +24,7 @@ SCORES, LABELS = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
 
 @pytest.fixture
 def registered(monkeypatch):
-    """A registry of its own."""
+    """An empty copy of the registry."""
     monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))
 
 

@@ -1,4 +1,4 @@
-"""LMT, GloRo, EMMA, CR: each against its formula written out, and the constants that they use."""
+"""LMT, GloRo, EMMA and CR against their formulas, and the constants that they use."""
 
 import math
 
@@ -117,7 +117,7 @@ def test_lmt_of_zero_distances_is_the_plain_loss():
 
 
 def test_lmt_certifies_what_it_says():
-    """A decision that survives the addition survives every perturbation of that norm: tried on a linear network."""
+    """A decision that survives the addition survives every perturbation of that norm: tested on a linear network."""
     torch.manual_seed(0)
     model = nn.Sequential(track(nn.Linear(4, 3), iterations=300)).double()
     images = torch.randn(200, 4, dtype=torch.float64)
@@ -222,7 +222,7 @@ def test_the_mean_is_that_of_the_images(make):
 
 
 def test_one_loss_serves_networks_of_different_shapes():
-    """The shape of the features is remembered for each network, not for the loss."""
+    """The shape of the features is stored per network, not per loss."""
     loss, images = EMMALoss(), torch.rand(2, 4)
     for width in (3, 5):
         model = nn.Sequential(onelip.nn.AOLLinear(4, width), onelip.nn.AOLLinear(width, 2))

@@ -1,4 +1,4 @@
-"""The paper's loss against its formula, written out."""
+"""The loss of the paper against its formula."""
 
 import math
 
@@ -9,7 +9,7 @@ from onelip.losses import OffsetCrossEntropy
 
 
 def formula(scores, labels, u, t):
-    """t · crossentropy(y, softmax((s - u y) / t)), in the plainest way."""
+    """t · crossentropy(y, softmax((s - u y) / t)), computed directly."""
     losses = []
     for s, y in zip(scores.double().tolist(), labels.tolist(), strict=True):
         z = [(v - u * (i == y)) / t for i, v in enumerate(s)]

@@ -81,7 +81,7 @@ def test_the_penalty_sums_the_layers():
     scores = model(torch.rand(5, 2, 6, 6, dtype=torch.float64))
     loss = OrthogonalityLoss(weight=0.3, offset=0.0, temperature=1.0)
     assert torch.allclose(loss(scores, LABELS, model=model), F.cross_entropy(scores, LABELS) + 0.3 * total)
-    with pytest.raises(ValueError, match="linear layers"):
+    with pytest.raises(ValueError, match="no linear layer"):
         orthogonality_penalty(nn.ReLU())
 
 

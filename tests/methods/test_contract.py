@@ -287,7 +287,7 @@ def test_every_check_has_a_floor(check):
 
 
 def test_kinds_that_are_not_named_must_be_refused():
-    with pytest.raises(ContractViolation, match=r"does not name to be refused.*kind='Conv2d'"):
+    with pytest.raises(ContractViolation, match=r"not in Method.layers.*kind='Conv2d'"):
         check_contract(wrong(layers=(nn.Linear, nn.Conv1d)), checks=("bakes",), strength=1)
 
 

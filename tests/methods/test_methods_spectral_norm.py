@@ -201,7 +201,7 @@ def test_settings_are_checked():
         spectral_norm(nn.Conv2d(2, 2, 3), input_size=(4,))
     with pytest.raises(onelip.UnsupportedLayer):
         spectral_norm(nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"))
-    with pytest.raises(ValueError, match="without SpectralNorm"):
+    with pytest.raises(ValueError, match="already parametrized by SpectralNorm"):
         spectral_norm(spectral_norm(nn.Linear(2, 2)))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the architectures share: small networks, images, and what a network does, row by row."""
+"""Helpers of the tests of architectures: small networks, images, and the layers of a network as rows."""
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def images(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def disturb(model: nn.Module, scale: float = 0.3) -> nn.Module:
-    """Away from the initialisation, where everything is an isometry."""
+    """Move the weights away from the initialisation, where every layer is an isometry."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -47,7 +47,7 @@ def kind_of(module: nn.Module) -> str:
 
 
 def rows_of(model: nn.Module, x: Tensor) -> list[Row]:
-    """What a model does, as rows with amount 1, recorded while it runs."""
+    """The layers of a model as rows with amount 1, recorded while it runs."""
     rows: list[Row] = []
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Models by name: spellings, options, own models and methods, and what is refused."""
+"""Models by name: spellings, options, custom models, methods, and errors."""
 
 import dataclasses
 import pickle
@@ -109,8 +109,8 @@ def test_unchanged_architectures_have_no_adaptations(name):
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("aol-smal", {}, r"expected one of the models .*aol-alt.*, got 'aol-smal'; did you mean 'aol-small'\?"),
-        ("resnet", {}, "got 'resnet'"),
+        ("aol-smal", {}, r"unknown model 'aol-smal'; known: .*aol-alt.*; did you mean 'aol-small'\?"),
+        ("resnet", {}, "unknown model 'resnet'"),
         ("aol-small", {"image_size": 30}, r"multiple of 4 .*got 30x30; .* 28x28 or 32x32 .* `patch`"),
         ("aol-small", {"image_size": (32, 3)}, r"got 32x3; .* 32x4 "),
         (

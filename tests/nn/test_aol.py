@@ -32,7 +32,7 @@ def test_can_be_removed():
 
 def test_twice_is_refused():
     layer = onelip.aol(nn.Linear(3, 4))
-    with pytest.raises(ValueError, match="has it already"):
+    with pytest.raises(ValueError, match="already parametrized by AOL"):
         onelip.aol(layer)
 
 

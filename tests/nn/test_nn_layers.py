@@ -359,7 +359,7 @@ def test_pooling_errors():
         pooling.L2Pool2d(5)(x)
     with pytest.raises(ValueError, match=r"2 spatial axes.*got shape"):
         pooling.LipschitzAvgPool2d(2)(x[None])
-    with pytest.raises(ValueError, match=r"kernel_size to be one integer or 2.*got 0"):
+    with pytest.raises(ValueError, match=r"kernel_size to be 1 or 2 integers.*got 0"):
         pooling.ConcatenationPool2d(0)
     with pytest.raises(ValueError, match=r"got \(2, 2, 2\)"):
         pooling.L2Pool2d((2, 2, 2))
@@ -408,3 +408,20 @@ def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
 
 def test_convex_residual_with_a_fixed_weight_takes_dtype():
     assert ConvexResidual(nn.Identity(), learnable=False, dtype=torch.float64).fixed_alpha.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}), "FirstChannels", "PadChannels"]
+)
+def test_every_layer_has_a_constant_in_summaries(name):
+    layer = FACTORIES[name]() if name in FACTORIES else getattr(onelip.nn, name)(2)
+    assert onelip.summary(nn.Sequential(layer)).constant == 1.0
+
+
+@pytest.mark.parametrize("layer", [onelip.nn.FirstChannels(2), onelip.nn.PadChannels(6)])
+def test_layers_of_channels_are_one_step_of_a_certified_program(layer):
+    """Their classes state the constant beside `forward`; a constant of a base class would not count."""
+    entries = layer.out_channels * 4
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.Linear(entries, 2)).double().eval()
+    kinds = [node.kind for node in onelip.prove(model, (4, 2, 2)).program.nodes]
+    assert kinds == ["input", "join", "join", "affine"]

@@ -1,4 +1,4 @@
-"""The package as a user meets it: lazy import, public names, docstring examples."""
+"""The package as a user sees it: lazy import, public names, docstring examples."""
 
 import doctest
 import importlib

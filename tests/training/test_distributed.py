@@ -1,4 +1,4 @@
-"""Two processes: the weights of one, up to the order of sums; one log, one checkpoint; stopping together."""
+"""Two processes give the weights of one up to the order of sums, write one log and checkpoint, and stop together."""
 
 import shutil
 import signal
@@ -64,7 +64,7 @@ def test_stop_and_resume_together(alone, tmp_path):
 
 
 def test_a_part_without_images(tmp_path):
-    """1442 = 1441 + 1: of the last batch one of the processes gets nothing, and waits for the other all the same."""
+    """1442 = 1441 + 1: one process gets no image of the last batch, and still waits for the other."""
     flags = ["train", *SMALL_FLAGS, "--batch-size", "1441", "--epochs", "1"]
     finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
     train(preset_of_flags().replace(batch_size=1441, epochs=1), tmp_path / "one")
@@ -132,7 +132,7 @@ def fail(how: str, refs: list) -> None:
 
 @pytest.mark.parametrize("how", ["stopped", "from", "during"])
 def test_networks_go_before_the_group(monkeypatch, how):
-    """Each network is dead when the group is destroyed, also one that only the cause of the error holds."""
+    """Each network is released before the group is destroyed, also one that only the cause of the error refers to."""
     # A real group, of this process alone: only `processes` sees a WORLD_SIZE of 2.
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "RANK": "0", "WORLD_SIZE": "2"}
     for name, value in variables.items():

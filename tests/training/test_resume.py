@@ -1,4 +1,4 @@
-"""Stop and resume: a run that is killed, anywhere, ends with the weights of one that was not, bit for bit."""
+"""Stop and resume: a run that is killed at any point ends with the same weights as one that was not, bit for bit."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ FLAGS = ["train", *SMALL_FLAGS, "--epochs", str(EPOCHS)]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nothing stopped."""
+    """An uninterrupted run."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     finish(out.parent / "log", *FLAGS, "--out", out)
     return out
@@ -58,7 +58,7 @@ KILL = signal.SIGKILL
 
 
 def test_killed_again_and_again(whole, tmp_path):
-    """In steps, evaluations and writes; each session continues what the one before has left."""
+    """Killed in steps, evaluations and writes; each session resumes the previous one."""
     out, log, seen = tmp_path / "run", tmp_path / "log", []
     arguments = [*FLAGS, "--out", out]
     for call, at in [(STEP, 4), ("os.replace", 5), ("os.fsync", 9), (EVALUATION, 1), ("os.replace", 2), (STEP, 12)]:
@@ -103,7 +103,7 @@ def test_killed_in_the_middle_of_a_write(whole, tmp_path, call, at):
     ],
 )
 def test_killed_in_an_evaluation(whole, tmp_path, at, kept):
-    """It costs the evaluation, and no step: the checkpoint has the whole epoch."""
+    """Only the evaluation is repeated, no step: the checkpoint contains the whole epoch."""
     out, log = tmp_path / "run", tmp_path / "log"
     process = start(log, *FLAGS, "--out", out, interrupt=(EVALUATION, at, KILL))
     process.join(600)
@@ -220,7 +220,7 @@ def test_a_run_that_has_not_ended_can_be_loaded(half):
 
 
 def test_the_log_is_trimmed_to_the_checkpoint(half, tmp_path):
-    """What was logged after the checkpoint comes again; a line that was cut short is dropped."""
+    """Lines logged after the checkpoint are repeated; an incomplete line is dropped."""
     with (half / "log.jsonl").open("a") as file:
         file.write('{"epoch": 2, "accuracy": 0}\n{"epoch": 3, "accu')
     train(SMALL, half, resume=True)

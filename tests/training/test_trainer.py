@@ -193,7 +193,7 @@ def test_a_full_disk_does_not_cost_the_last_good_checkpoint(tmp_path, monkeypatc
         monkeypatch.setattr(files.os, "fsync", failing("fsync", real_sync, 10))
     else:
         monkeypatch.setattr(files.os, "replace", failing("replace", real_replace, 5))
-    with pytest.raises(CheckpointError, match=r"the disk is full.*make room there; the last good one is kept"):
+    with pytest.raises(CheckpointError, match=r"the disk is full.*free some space; the last good one is kept"):
         train(SMALL, tmp_path / "run")
     monkeypatch.undo()
     assert not list((tmp_path / "run").glob("*.part"))

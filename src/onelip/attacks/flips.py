@@ -18,7 +18,7 @@ from onelip.core.images import to_float
 
 @dataclass(frozen=True)
 class Linearised:
-    """A score difference f_y - f_j around a point, and all scores there."""
+    """Value and gradient of a score difference f_y - f_j at a point, and all scores there."""
 
     logits: Tensor  # (N, classes)
     margin: Tensor  # (N)
@@ -38,18 +38,18 @@ class Classifier:
         logits = self.model(points.unflatten(1, self.image_shape))
         if logits.dim() != 2 or logits.shape[0] != len(points) or logits.shape[1] < 2:
             raise ValueError(
-                f"expected scores ({len(points)}, classes) of two classes or more from the model, "
-                f"got {tuple(logits.shape)}"
+                f"expected the model to return scores ({len(points)}, classes) for two or more classes, "
+                f"got shape {tuple(logits.shape)}"
             )
         return logits
 
     @torch.no_grad()
     def logits(self, points: Tensor) -> Tensor:
-        """Scores (N, classes), without gradients."""
+        """Return the scores (N, classes) without gradients."""
         return self(points)
 
     def linearise(self, points: Tensor, classes: Tensor, targets: Tensor | None = None) -> Linearised:
-        """f_y - f_j and its gradient, for the targets j; by default the best other class at each point."""
+        """Return f_y - f_j and its gradient for the targets j; by default the best other class at each point."""
         with torch.enable_grad():
             inputs = points.detach().requires_grad_()
             logits = self(inputs)
@@ -60,9 +60,9 @@ class Classifier:
         return Linearised(logits.detach(), margin.detach(), gradient)
 
     def nearest_targets(self, points: Tensor, classes: Tensor, count: int, candidates: int = 10) -> Tensor:
-        """The `count` classes (N, count) with the nearest boundaries if the scores were affine: m_j / ‖∇m_j‖.
+        """Return the `count` classes (N, count) with the nearest linearised boundaries, at distance m_j / ‖∇m_j‖.
 
-        Only the `candidates` classes with the best scores are compared, since each costs a backward pass.
+        Only the `candidates` classes with the best scores are compared, because each costs a backward pass.
         """
         with torch.enable_grad():
             inputs = points.detach().requires_grad_()
@@ -74,38 +74,38 @@ class Classifier:
                 margin = _differences(logits, classes, targets)
                 slope = _gradient(margin, inputs, keep_graph=True).norm(dim=1)
                 distances.append(margin.detach() / slope)
-        # A slope of zero leads nowhere: NaN and infinity go last.
+        # A zero gradient gives no direction: NaN and infinity are sorted last.
         order = torch.stack(distances, 1).nan_to_num(nan=torch.inf).argsort(1)
         return ranked.gather(1, order[:, :count])
 
     @cached_property
     def in_float32(self) -> "Classifier | None":
-        """A copy of a float64 classifier in float32; None without weights to convert, or if the copy does not run."""
+        """A float32 copy of a float64 classifier; None if it has no weights to convert, or if the copy does not run."""
         weights = [p for p in self.model.parameters() if p.is_floating_point()]
         if self.dtype != torch.float64 or not weights:
             return None
         converted = Classifier(copy.deepcopy(self.model).float(), self.image_shape, torch.float32, self.device)
         try:
             converted.logits(torch.zeros(1, self.image_shape.numel(), dtype=torch.float32, device=self.device))
-        except RuntimeError:  # a dtype that is fixed inside the model
+        except RuntimeError:  # the model uses a fixed dtype
             return None
         return converted
 
 
 def flat_classifier(model: nn.Module, images: Tensor) -> tuple[Classifier, Tensor]:
-    """The classifier and its points (N, D): uint8 images are divided by 255, floating ones are taken as they are."""
+    """Return the classifier and its points (N, D): uint8 images are divided by 255, floating-point ones unchanged."""
     if model.training:
         raise ValueError("expected a model in eval mode, got one in training mode; call model.eval()")
     if images.dim() < 2 or not images.numel():
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(images.shape)}")
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise ValueError(f"expected uint8 or floating images, got {images.dtype}")
+        raise ValueError(f"expected uint8 or floating-point images, got {images.dtype}")
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     device = images.device if weight is None else weight.device
     dtype = (torch.float64 if images.dtype == torch.uint8 else images.dtype) if weight is None else weight.dtype
     if images.is_floating_point() and torch.promote_types(images.dtype, dtype) != dtype:
         raise ValueError(
-            f"expected images that {dtype}, the dtype of the model, represents exactly, got {images.dtype}; "
+            f"expected images that the dtype of the model, {dtype}, represents exactly, got {images.dtype}; "
             "convert the model with model.double()"
         )
     points = to_float(images.to(device), dtype)
@@ -115,7 +115,7 @@ def flat_classifier(model: nn.Module, images: Tensor) -> tuple[Classifier, Tenso
 
 
 def has_flipped(logits: Tensor, classes: Tensor) -> Tensor:
-    """Where a class is not strictly the best of finite scores; NaN counts as flipped.
+    """Whether the class is not strictly the best of finite scores; ties, NaN and infinities count as flipped.
 
     Examples:
         >>> has_flipped(torch.tensor([[2.0, 1.0], [1.0, 1.0], [2.0, float("nan")]]), torch.tensor([0, 0, 0]))
@@ -127,12 +127,12 @@ def has_flipped(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def best_others(logits: Tensor, classes: Tensor) -> Tensor:
-    """The best class other than the given one."""
+    """Return the best class other than the given one."""
     return logits.scatter(1, classes[:, None], -torch.inf).argmax(1)
 
 
 def margins(logits: Tensor, classes: Tensor) -> Tensor:
-    """f_y - max_{j != y} f_j."""
+    """Return f_y - max_{j != y} f_j."""
     return _differences(logits, classes, best_others(logits, classes))
 
 
@@ -157,9 +157,9 @@ class Found:
 
 
 class NearestFlips:
-    """The nearest flip found so far for each image of a batch; every part of the attack updates this record.
+    """The nearest flip found so far for each image of a batch; all stages of the attack update it.
 
-    Distances are float64 and rounded, which is enough to direct a search; `measured` computes them exactly.
+    Distances are rounded to float64, which is enough to guide the search; `measured` computes them exactly.
     """
 
     def __init__(self, classifier: Classifier, images: Tensor, classes: Tensor, *, clip: bool, seed: int) -> None:
@@ -172,25 +172,25 @@ class NearestFlips:
         self.logits = classifier.logits(images)  # (N, classes), at the points
         self.clean_margins = margins(self.logits, classes)
         self.points = images.clone()
-        # An image whose class does not hold at the image itself is its own flip.
+        # If the class is not the decision at the image itself, the image is its own flip.
         self.distances = torch.where(has_flipped(self.logits, classes), 0.0, torch.inf).to(torch.float64)
 
     @property
     def rows(self) -> Tensor:
-        """Indices of the images to attack: those at which the class holds."""
+        """Indices of the images to attack: those without a flip at the image itself."""
         return (self.distances > 0).nonzero()[:, 0]
 
     def with_flip(self, rows: Tensor) -> Tensor:
-        """Those of `rows` with a flip away from the image."""
+        """Return the `rows` with a known flip that is not the image itself."""
         return rows[self.distances[rows].isfinite() & (self.distances[rows] > 0)]
 
     def evaluate(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate one point for each of `rows`; returns where it flipped, and the margins."""
+        """Evaluate one point for each of `rows`; return whether it is a flip, and the margin."""
         logits = self.classifier.logits(points)
         return self.offer(rows, points, logits), margins(logits, self.classes[rows])
 
     def offer(self, rows: Tensor, points: Tensor, logits: Tensor) -> Tensor:
-        """Keep the points that flip and are nearer than the known ones; returns where the class flipped."""
+        """Store the flips that are nearer than the known ones; return which points are flips."""
         flipped = has_flipped(logits, self.classes[rows])
         distances = self.distance(rows, points)
         better = flipped & (distances < self.distances[rows])
@@ -201,25 +201,25 @@ class NearestFlips:
         return flipped
 
     def distance(self, rows: Tensor, points: Tensor) -> Tensor:
-        """Distances of points to their images, in float64; not finite where the point is not."""
+        """Return the distances of points to their images in float64; not finite if the point is not."""
         return (points.double() - self.images[rows].double()).norm(dim=1)
 
     def confine(self, points: Tensor) -> Tensor:
-        """Clamp to [0, 1] if flips must be images. Clamping is exact."""
+        """Clamp points to [0, 1] if `clip` is set. Clamping is exact."""
         return points.clamp(0, 1) if self.clip else points
 
     def noise(self, rows: Tensor) -> Tensor:
-        """Random directions of length one, (len(rows), D)."""
+        """Return random unit vectors (len(rows), D)."""
         shape = (len(rows), self.images.shape[1])
         noise = torch.randn(shape, generator=self.generator, dtype=self.images.dtype, device=self.images.device)
         return noise / noise.norm(dim=1, keepdim=True)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """Random numbers in [0, 1)."""
+        """Return random numbers in [0, 1)."""
         return torch.rand(shape, generator=self.generator, dtype=self.images.dtype, device=self.images.device)
 
     def measured(self) -> Found:
-        """The flips with their exact squared distances."""
+        """Return the flips with their exact squared distances."""
         known = self.distances.isfinite().tolist()
         pairs = zip(self.points.cpu(), self.images.cpu(), known, strict=True)
         squares = [squared_distance(point, image) if is_known else None for point, image, is_known in pairs]

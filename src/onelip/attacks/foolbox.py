@@ -1,4 +1,4 @@
-"""Attacks of foolbox, measured exactly: their points are moved to the boundary and judged like our own."""
+"""Attacks of foolbox with exact distances: their points are moved to the boundary and evaluated like our own."""
 
 import importlib
 import warnings
@@ -12,7 +12,7 @@ from onelip.attacks.local import shorten, walk_over_floats
 from onelip.attacks.result import AttackResult
 from onelip.attacks.search import NEIGHBOURS, Progress, attack_in_batches
 
-# Minimum-norm attacks in L2; L2PGD with its default steps is not one (it misses a third of a linear net's flips).
+# Minimum-norm L2 attacks only; L2PGD with its default steps misses a third of the flips of a linear network.
 FOOLBOX_ATTACKS = {
     "FMN": "L2FMNAttack",
     "DeepFool": "L2DeepFoolAttack",
@@ -37,23 +37,29 @@ def with_foolbox(
     Needs foolbox: `pip install 'onelip[attacks]'`. foolbox searches in [0, 1], so the images must lie there.
 
     Args:
-        model: in eval mode, from images to scores.
-        images: (N, ...), uint8 (taken as x/255) or floating, in [0, 1].
+        model: model in eval mode that maps images to scores (N, classes).
+        images: (N, ...), uint8 (the model receives x/255) or floating point in [0, 1].
         classes: (N), the decisions to attack. Default: those of the model.
         attack: "FMN", "DeepFool", "DDN" or "CarliniWagner".
         radii: (N), certified radii.
-        batch_size: number of images at a time.
-        progress: called with (images done, images in total) after each batch.
-        **options: of the attack of foolbox, e.g. steps=100.
+        batch_size: number of images per batch.
+        progress: called with (images done, total images) after each batch.
+        **options: options of the foolbox attack, e.g. steps=100.
 
     Returns:
         The nearest point found for each image, with its exact distance.
 
     Raises:
         ValueError: if foolbox is not installed, the attack is unknown, or the images do not lie in [0, 1].
+
+    Examples:
+        Run the attack of Carlini and Wagner on certified images (not executed here: foolbox is optional):
+
+            found = with_foolbox(model.double(), images, certified.classes, "CarliniWagner", radii=certified.radii)
+            assert not found.broken.any()
     """
     if attack not in FOOLBOX_ATTACKS:
-        raise ValueError(f"expected an attack of {', '.join(FOOLBOX_ATTACKS)}, got {attack!r}")
+        raise ValueError(f"unknown attack {attack!r}; expected one of {', '.join(FOOLBOX_ATTACKS)}")
     if images.is_floating_point() and not ((images >= 0) & (images <= 1)).all():
         raise ValueError(f"expected images in [0, 1], got a maximum of {float(images.max()):g}; divide by 255")
     foolbox = _import_foolbox()
@@ -73,7 +79,7 @@ def with_foolbox(
 
 
 def _propose(foolbox: Any, run: Any, flips: NearestFlips, rows: Tensor) -> Tensor:
-    """The points that foolbox proposes; whether the decision changes there is decided by our own rule."""
+    """The points that foolbox proposes; `NearestFlips` decides whether they are flips."""
     points, classifier = flips.images[rows], flips.classifier
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # foolbox is unmaintained and uses deprecated functions of numpy and torch

@@ -4,10 +4,10 @@ Around a point $p$ the margin is $m + g \cdot (z - p)$. With $n = g / \|g\|$ the
 
 $$n \cdot \delta \le c, \qquad \delta = z - x, \qquad c = n \cdot (p - x) - m / \|g\|,$$
 
-and the nearest such $z$ has $\delta = c\,n$ for $c < 0$: for an affine classifier, the exact radius in one step. Where
-several pieces of a piecewise linear network meet, the nearest point of the intersection of their half-spaces is needed:
-a small quadratic program, solved in its dual by coordinate ascent. Inside the box [0, 1] it is one equation in one
-unknown.
+and the nearest such $z$ has $\delta = c\,n$ for $c < 0$. For an affine classifier this is the exact radius in one step.
+Where several pieces of a piecewise linear network meet, the nearest point of the intersection of their half-spaces is
+needed: a small quadratic program, whose dual is solved by coordinate ascent. Inside the box [0, 1] it is one equation
+in one unknown.
 """
 
 import math
@@ -19,11 +19,11 @@ from onelip.attacks.flips import Classifier, Linearised, NearestFlips, has_flipp
 from onelip.core.images import to_float
 
 _PLANES = 3  # half-spaces kept for each image
-_SWEEPS = 40  # of the dual ascent; an attack needs good points, not an exact minimum
+_SWEEPS = 40  # sweeps of the dual ascent; an attack needs good points, not an exact minimum
 _NEWTON_STEPS = 30
-_OVERSHOOT = 1e-6  # beyond the linearised boundary, so that rounding does not end a step before it
-_HOPELESS = 1.5  # give up a class whose boundary still seems this many times farther than the known flip
-_BISECTIONS = 120  # twice what plain bisection of a float64 interval needs
+_OVERSHOOT = 1e-6  # relative step beyond the linearised boundary, so that rounding does not stop short of it
+_HOPELESS = 1.5  # stop searching for a class whose estimated distance is this many times that of the known flip
+_BISECTIONS = 120  # twice as many as plain bisection of a float64 interval needs
 _DOUBLINGS = 12
 _MOST_FLOATS = 8  # number of floats by which a whole point is moved back at once
 _INTEGER_DIRECTIONS = 3
@@ -39,13 +39,13 @@ class _HalfSpaces:
     def __init__(self, images: Tensor, clip: bool) -> None:
         self.images = images  # (N, D)
         self.clip = clip
-        # An offset of infinity is a half-space that contains every point.
+        # A half-space with an infinite offset contains every point.
         self.normals = images.new_zeros(len(images), _PLANES, images.shape[1])
         self.offsets = images.new_full((len(images), _PLANES), torch.inf)
         self.newest = -1
 
     def add(self, points: Tensor, here: Linearised) -> Tensor:
-        """Add the linearisation at one point of each image; returns where its gradient gives a direction."""
+        """Add the linearisation at one point of each image; return whether its gradient is usable."""
         slope = here.gradient.norm(dim=1)
         usable = (slope > 0) & slope.isfinite() & here.margin.isfinite()
         normal = torch.where(usable[:, None], here.gradient / slope[:, None], 0.0)
@@ -56,7 +56,7 @@ class _HalfSpaces:
         return usable
 
     def nearest(self, only_newest: bool) -> Tensor:
-        """δ (N, D) of the nearest point of the newest half-space, or of the intersection of all."""
+        """Return δ (N, D) of the nearest point of the newest half-space, or of the intersection of all."""
         normal, offset = self.normals[:, self.newest], self.offsets[:, self.newest]
         if self.clip:
             return _nearest_in_box(self.images, normal, offset)
@@ -65,12 +65,12 @@ class _HalfSpaces:
         return -torch.einsum("nm,nmd->nd", _dual_weights(self.normals, self.offsets), self.normals)
 
     def select(self, keep: Tensor) -> None:
-        """Keep some of the images."""
+        """Keep only the selected images."""
         self.images, self.normals, self.offsets = self.images[keep], self.normals[keep], self.offsets[keep]
 
 
 def _dual_weights(normals: Tensor, offsets: Tensor) -> Tensor:
-    """w >= 0 (N, M) with δ = -sum w_i n_i the shortest in all half-spaces; the n_i have length one (or zero)."""
+    """w >= 0 (N, M) such that δ = -sum w_i n_i is the shortest in all half-spaces; the n_i have norm one or zero."""
     gram = torch.einsum("nad,nbd->nab", normals, normals)
     weights = torch.zeros_like(offsets)
     for _ in range(_SWEEPS):
@@ -81,9 +81,9 @@ def _dual_weights(normals: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _nearest_in_box(images: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
-    """δ = clip(x - t n, 0, 1) - x with the least t >= 0 for which n·δ <= c, or as near as the box allows.
+    """δ = clip(x - t n, 0, 1) - x with the smallest t >= 0 for which n·δ <= c, or as close as the box allows.
 
-    n·δ(t) is convex and falling in t, so Newton's steps from t = 0 never overshoot, and end after finitely many.
+    n·δ(t) is convex and decreasing in t, so Newton steps from t = 0 never overshoot, and stop after finitely many.
     """
     t = torch.zeros_like(offset)
     delta = torch.zeros_like(images)
@@ -104,13 +104,13 @@ def _nearest_in_box(images: Tensor, normal: Tensor, offset: Tensor) -> Tensor:
 
 
 def tangent_steps(flips: NearestFlips, rows: Tensor, start: Tensor, targets: Tensor | None, steps: int) -> None:
-    """Go to the nearest point of the linearised boundary, linearise there, and repeat.
+    """Move to the nearest point of the linearised boundary, linearise there, and repeat.
 
-    Converges in one step for an affine classifier and in a few for a piecewise linear one, to the nearest point of the
-    piece on which it ends.
+    It converges in one step for an affine classifier and in a few for a piecewise linear one, to the nearest point of
+    the piece on which it ends.
 
     Args:
-        flips: updated with what is found.
+        flips: updated with the flips found.
         rows: indices of the images.
         start: (len(rows), D), starting points.
         targets: (len(rows)), classes to reach; None for the best other class at each point.
@@ -122,12 +122,12 @@ def tangent_steps(flips: NearestFlips, rows: Tensor, start: Tensor, targets: Ten
         here = flips.classifier.linearise(points, flips.classes[rows], targets)
         flips.offer(rows, points, here.logits)
         usable = planes.add(points, here)
-        # The newest plane is right on a face of the boundary, all of them where faces meet.
+        # On a face of the boundary the newest plane suffices; where faces meet, all are needed.
         delta = planes.nearest(only_newest=step < 4 or step % 2 == 0)
         length = delta.norm(dim=1)
         moves = usable & (length > 0)
         aim = planes.images + delta * (1 + _OVERSHOOT)
-        # Full steps may cycle between two faces; half steps then settle between them.
+        # Full steps may cycle between two faces; half steps then converge between them.
         damping = 1.0 if step < steps // 2 else 0.5
         new = flips.confine(points + damping * (aim - points))
         far = (new - points).norm(dim=1) > 1e-9 * length
@@ -144,9 +144,9 @@ def tangent_steps(flips: NearestFlips, rows: Tensor, start: Tensor, targets: Ten
 
 
 def ball_steps(flips: NearestFlips, rows: Tensor, steps: int) -> None:
-    """Normalised gradient steps from a random start, projected into a ball just inside the nearest known flip."""
+    """Take normalised gradient steps from a random start, projected into a ball just inside the nearest known flip."""
     known = flips.distances[rows]
-    # Without a known flip: a ball that contains every image of [0, 1].
+    # Without a known flip, use a ball that contains every image in [0, 1].
     size = torch.where(known.isfinite(), known, math.sqrt(flips.images.shape[1]))
     delta = flips.noise(rows) * size[:, None].to(flips.images.dtype)
     images = flips.images[rows]
@@ -169,16 +169,16 @@ def ball_steps(flips: NearestFlips, rows: Tensor, steps: int) -> None:
 
 
 def cross(flips: NearestFlips, rows: Tensor, through: Tensor, gain: float = 1e-6, tolerance: float = 1e-3) -> Tensor:
-    """Look for the boundary along the rays through some points; returns where a flip nearer by `gain` was found."""
+    """Search the boundary along the rays through some points; return whether a flip nearer by `gain` was found."""
     won = _try_ray(flips, rows, through, gain)
     shorten(flips, rows[won], tolerance)
     return won
 
 
 def _try_ray(flips: NearestFlips, rows: Tensor, through: Tensor, gain: float) -> Tensor:
-    """Whether the ray flips at `gain` below the known distance: one evaluation.
+    """Whether the point of the ray at `gain` below the known distance is a flip, by one evaluation.
 
-    Without a known flip, points farther and farther out are tried.
+    Without a known flip, points at doubling distances are tried.
     """
     length = flips.distance(rows, through)
     known = flips.distances[rows]
@@ -198,11 +198,11 @@ def _try_ray(flips: NearestFlips, rows: Tensor, through: Tensor, gain: float) ->
 
 
 def shorten(flips: NearestFlips, rows: Tensor, tolerance: float = 0.0) -> None:
-    """Move known flips towards their images until the interval around the crossing is relatively at most `tolerance`.
+    """Move known flips towards their images until the relative width of the crossing interval is at most `tolerance`.
 
-    At tolerance 0 the interval ends in neighbouring floats. The margin is nearly linear along the ray, so the crossing
-    is estimated from it, and probed alternately slightly beyond and slightly before the estimate: if both probes fall
-    as predicted, the interval shrinks to the space between them. A wrong estimate costs one bisection.
+    With tolerance 0, the interval ends at neighbouring floats. The margin is nearly linear along the ray, so the
+    crossing is estimated from it and probed alternately slightly beyond and slightly before the estimate. If both
+    probes are as predicted, the interval shrinks to the space between them. A wrong estimate costs one bisection.
     """
     rows = flips.with_flip(rows)
     if not len(rows):
@@ -215,7 +215,7 @@ def shorten(flips: NearestFlips, rows: Tensor, tolerance: float = 0.0) -> None:
     high_margin = margins(flips.logits[rows], flips.classes[rows]).double()
     trust = torch.full_like(high, 1e-2)
     beyond = torch.ones_like(high, dtype=torch.bool)
-    # Points are rounded to the dtype of the model: finer steps along the ray change nothing.
+    # Points are rounded to the dtype of the model: finer steps along the ray have no effect.
     least = max(tolerance, 2 * torch.finfo(images.dtype).eps)
     active = torch.arange(len(rows), device=rows.device)
     for _ in range(_BISECTIONS):
@@ -226,7 +226,7 @@ def shorten(flips: NearestFlips, rows: Tensor, tolerance: float = 0.0) -> None:
         share = low_margin[active] / (low_margin[active] - high_margin[active])
         nudge = torch.where(beyond[active], trust[active], -trust[active])
         probe = a + (share + nudge) * (b - a)
-        # A NaN fails both comparisons and gets the middle.
+        # A NaN fails both comparisons and is replaced by the midpoint.
         usable = (probe > a) & (probe < b) & (trust[active] < 0.5)
         probe = torch.where(usable, probe, (a + b) / 2)
         points = flips.confine(images[active] + probe[:, None].to(unit.dtype) * unit[active])
@@ -246,10 +246,10 @@ def shorten(flips: NearestFlips, rows: Tensor, tolerance: float = 0.0) -> None:
 
 
 def slide(flips: NearestFlips, rows: Tensor, rounds: int, gain: float = 1e-6) -> None:
-    """Move along the boundary from known flips towards the image, as long as that brings them nearer by `gain`.
+    """Move along the boundary from known flips towards the image while the distance decreases by `gain`.
 
-    The linearisation of the boundary predicts its nearest point. Either the ray through that point flips nearer than
-    the known flip, or the point adds another half-space.
+    The linearisation of the boundary predicts its nearest point. Either the ray through that point has a nearer flip,
+    or the point adds another half-space.
     """
     rows = flips.with_flip(rows)
     if not len(rows):
@@ -278,8 +278,8 @@ def slide(flips: NearestFlips, rows: Tensor, rounds: int, gain: float = 1e-6) ->
 def scatter(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
     """Try random rays near that of the known flip; a failure costs one evaluation.
 
-    The linearisation fails at the corners of a piecewise linear boundary; random directions do not. Their spread grows
-    after a success and shrinks after a failure so that one try in five succeeds (Rechenberg's rule).
+    At the corners of a piecewise linear boundary the linearisation fails, but random directions do not. Their spread
+    grows after a success and shrinks after a failure so that about one in five succeeds (Rechenberg's rule).
     """
     rows = flips.with_flip(rows)
     spread = torch.full((len(rows), 1), 0.3, dtype=flips.images.dtype, device=rows.device)
@@ -294,10 +294,11 @@ def scatter(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
 
 
 def walk_over_floats(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
-    """Try `rounds` neighbouring floats of each known flip, and move to each that flips and is nearer.
+    """Try `rounds` neighbouring floats of each known flip, and move to those that are flips and nearer.
 
-    Real arithmetic has one boundary; the program has a fringe around it in which its rounding decides. A certificate
-    that ignores rounding is refuted there, by a point a few floats inside its radius (Jin et al., arXiv 2205.10159).
+    In real arithmetic there is one boundary; the program has a thin region around it in which rounding determines the
+    decision. A certificate that ignores rounding is refuted there, by a point a few floats inside its radius (Jin et
+    al., arXiv 2205.10159).
     """
     rows = flips.with_flip(rows)
     if not len(rows) or rounds < 1:
@@ -307,17 +308,17 @@ def walk_over_floats(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
     for step in range(rounds):
         points = flips.points[rows]
         if step % 2 == 0:
-            # Some coordinates one float towards the image.
+            # Move some coordinates by one float towards the image.
             candidates = torch.where(_some(flips, points), torch.nextafter(points, images), points)
         else:
-            # The whole point a few floats towards the image, some coordinates one float down the margin.
+            # Move the whole point by a few floats towards the image, and some coordinates by one float down the margin.
             floats = 1 + (flips.uniform((len(points), 1)) * _MOST_FLOATS).floor()
             back = images + (points - images) * (1 - floats * torch.finfo(points.dtype).eps)
             chosen = _some(flips, points) & (downhill != 0)
             candidates = torch.where(chosen, torch.nextafter(back, back + downhill.sign()), back)
         candidates = flips.confine(candidates)
         logits = flips.classifier.logits(candidates)
-        # ‖q - x‖² - ‖p - x‖² = (q - p)·((q - x) + (p - x)): the sign is right where the norms round to one float.
+        # ‖q - x‖² - ‖p - x‖² = (q - p)·((q - x) + (p - x)): its sign is right even if both norms round to one float.
         change = ((candidates - points) * ((candidates - images) + (points - images))).sum(1)
         won = has_flipped(logits, flips.classes[rows]) & (change < 0)
         flips.points[rows[won]] = candidates[won]
@@ -326,7 +327,7 @@ def walk_over_floats(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
 
 
 def _some(flips: NearestFlips, points: Tensor) -> Tensor:
-    """A random choice of coordinates, (N, D): from one to all of them, uniform on a logarithmic scale."""
+    """A random mask of coordinates (N, D): from one to all of them, with log-uniform probability."""
     chances = flips.uniform(tuple(points.shape))
     return chances < torch.pow(points.shape[1], -flips.uniform((len(points), 1)))
 
@@ -337,21 +338,21 @@ def _some(flips: NearestFlips, points: Tensor) -> Tensor:
 def nearest_integers(
     classifier: Classifier, images: Tensor, classes: Tensor, points: Tensor
 ) -> tuple[Tensor, list[int], Tensor]:
-    r"""Flips among uint8 images, where a distance is a sum of squared integer differences.
+    r"""Search for flips among uint8 images, where a distance is a sum of squared integer differences.
 
-    To lower an affine margin by a given amount at the least $\sum d_i^2$ with integers $d_i$, take units in the order
-    of gain over cost: the k-th unit of pixel i gains $|g_i|$ and costs $2k - 1$. That is $d_i = round(t |g_i|)$ for a
-    $t$: scaling a direction and rounding it to integers is optimal for a linearised classifier. The directions are
-    those of `points`, then the gradients at the best image so far.
+    To lower an affine margin by a given amount at the smallest $\sum d_i^2$ with integers $d_i$, take units in the
+    order of gain over cost: the k-th unit of pixel i gains $|g_i|$ and costs $2k - 1$. The result is
+    $d_i = \mathrm{round}(t |g_i|)$ for some $t$: scaling a direction and rounding it to integers is optimal for a
+    linearised classifier. The directions are those of `points`, then the gradients at the best image so far.
 
     Args:
-        classifier: it receives k/255 for a pixel k.
+        classifier: the classifier; it receives k/255 for a pixel k.
         images: (N, D) uint8.
-        classes: (N).
-        points: (N, D) floats, flips found before.
+        classes: (N), the attacked decisions.
+        points: (N, D) floats, known flips.
 
     Returns:
-        The images (N, D), their squared distances (-1 where none was found), and their scores.
+        The images (N, D), their squared distances (-1 if none was found), and their scores.
     """
     whole = images.long()
     best = whole.clone()
@@ -365,7 +366,7 @@ def nearest_integers(
         unit = torch.where((largest > 0) & largest.isfinite(), direction / largest, 0.0)
         low = torch.zeros(len(whole), 1, dtype=torch.float64, device=whole.device)
         high = torch.full_like(low, torch.inf)
-        t = torch.full_like(low, 1.0)  # the largest change of a pixel: doubled until a flip is known, then bisected
+        t = torch.full_like(low, 1.0)  # the largest change of a pixel: doubled until a flip is found, then bisected
         for _ in range(_INTEGER_PROBES):
             candidates = (whole + t * unit).round().clamp(0, 255).long()
             scores = classifier.logits(to_float(candidates, classifier.dtype))

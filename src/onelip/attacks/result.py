@@ -1,4 +1,4 @@
-"""The result of an attack, measured exactly, and the claims of a certificate file to attack."""
+"""The result of an attack, with exact distances, and the claims of a certificate file to attack."""
 
 import math
 from dataclasses import dataclass
@@ -25,14 +25,22 @@ class AttackResult:
     """The nearest changed decision ("flip") found for each image.
 
     Attributes:
-        images: (N, ...), as they were given.
+        images: (N, ...), the attacked images.
         classes: (N) int64, the attacked decisions.
-        adversarials: (N, ...), the flips, in the dtype of the model or uint8; the image itself where none was found.
-        logits: (N, classes), the scores at the flips, as the model returned them during the search. In a batch of
-            another size it may round differently, which a certificate must survive too.
-        squares: exact squared distances; None where no flip was found.
+        adversarials: (N, ...), the flips, in the dtype of the model or uint8; the image itself if none was found.
+        logits: (N, classes), the scores at the flips, as returned by the model during the search. In a batch of another
+            size they may round differently; a certificate must hold for that too.
+        squares: exact squared distances; None if no flip was found.
         radii: (N) float64, the attacked claim, or None.
         pixels: the same for uint8 images, as sums of squared pixel differences, or None.
+
+    Examples:
+        >>> import onelip
+        >>> model = torch.nn.Linear(2, 2, bias=False).double().eval()
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> found = onelip.attack(model, torch.tensor([[1.0, 0.0]]), radii=torch.tensor([0.8]))
+        >>> found.broken  # the true radius is 0.707
+        tensor([True])
     """
 
     images: Tensor
@@ -48,34 +56,34 @@ class AttackResult:
 
     @property
     def distances(self) -> Tensor:
-        """(N) float64, rounded up: no flip is farther than its number. Infinity where none was found."""
+        """(N) float64, distances of the flips, rounded up. Infinity if none was found."""
         roots = [math.inf if square is None else up_root(square) for square in self.squares]
         return torch.tensor(roots, dtype=torch.float64)
 
     @property
     def found_classes(self) -> Tensor:
-        """(N) int64: the best class at each flip other than the image's; -1 without a flip."""
+        """(N) int64: the best class at each flip other than the class of the image; -1 without a flip."""
         found = torch.tensor([square is not None for square in self.squares])
         others = self.logits.scatter(1, self.classes[:, None], -torch.inf).argmax(1)
         return torch.where(found, others, -1)
 
     def within(self, radius: float) -> Tensor:
-        """(N) bool: images with a flip at a distance of at most `radius`, compared as rationals (36/255 is exact)."""
+        """Return (N) bool: whether a flip is at most `radius` away, compared exactly (36/255 is exact)."""
         limit = radius_fraction(radius) ** 2
         return torch.tensor([square is not None and square <= limit for square in self.squares])
 
     @property
     def attacked(self) -> Tensor:
-        """(N) bool: images with a claim, a radius above zero."""
+        """(N) bool: whether the claimed radius of the image is above zero."""
         if self.radii is None:
             return torch.zeros(len(self), dtype=torch.bool)
         return self.radii > 0
 
     @property
     def broken(self) -> Tensor:
-        """(N) bool: images with a flip in the certified ball. Squared distances and radii are compared as rationals.
+        """(N) bool: whether a flip was found in the certified ball. Squared distances and radii are compared exactly.
 
-        An infinite radius and a NaN are claims too: every flip contradicts them.
+        An infinite radius and a NaN count as claims that every flip contradicts.
         """
         broken = torch.zeros(len(self), dtype=torch.bool)
         for i, square in enumerate(self.squares):
@@ -98,15 +106,15 @@ class AttackResult:
         return self.distances[self.attacked] / self.radii[self.attacked]
 
     def accuracy(self, labels: Tensor, radius: float = 0.0) -> float:
-        """Attacked accuracy: the share of images with the right class and no flip found within `radius`.
+        """Return the attacked accuracy: the fraction of images with the right class and no flip within `radius`.
 
-        It is an upper bound of the true robust accuracy; certified accuracy is a lower one.
+        It is an upper bound on the true robust accuracy; the certified accuracy is a lower bound.
         """
         standing = self._right(labels) & ~self.within(radius)
         return int(standing.sum()) / len(self)
 
     def certified_accuracy(self, labels: Tensor, radius: float = 0.0) -> float:
-        """The share of images with the right class whose claimed radius is at least `radius`."""
+        """Return the fraction of images with the right class and a claimed radius of at least `radius`."""
         if self.radii is None:
             raise ValueError("no radii were attacked; pass radii= to onelip.attack")
         return certified_accuracy(self._right(labels), self.radii, radius, inclusive=True)
@@ -136,7 +144,7 @@ class AttackResult:
         write_whole(Path(path), out.getvalue())
 
     def to_json(self) -> dict[str, Any]:
-        """Counts and ratios; `save` writes the flips themselves."""
+        """Return counts and ratios; use `save` for the flips."""
         ratios = self.ratios[self.ratios.isfinite()]
         return {
             "images": len(self),
@@ -157,18 +165,17 @@ class AttackResult:
 
 
 class Claims(NamedTuple):
-    """Decisions and the radii within which a certificate claims them."""
+    """Classes and radii claimed by a certificate."""
 
     classes: Tensor  # (N) int64
-    radii: Tensor  # (N) float64; 0 claims nothing
+    radii: Tensor  # (N) float64; 0 for no claim
     pixels: tuple[int | None, ...]  # the same for uint8 images
 
 
 def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
-    """Read the results for some consecutive images from a certificate file.
+    """Read the results for consecutive images from a certificate file.
 
-    The certificate is not checked (`onelip check` does that), since it is about to be attacked. But it must be for the
-    weights of `run` and for these images.
+    The certificate is not checked (use `onelip check`), but it must be for the weights of `run` and for these images.
 
     Args:
         path: the certificate.
@@ -177,7 +184,7 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
         part: the images to attack.
 
     Raises:
-        RunError: if the file is no certificate, or one for other weights or other images.
+        RunError: if the file is not a certificate, or is for other weights or images.
     """
     content: Any = read_json(path)
     try:
@@ -201,12 +208,12 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
     for what, want, got in zip(("weights", "images"), expected, found, strict=True):
         if want != got:
             raise RunError(
-                f"{path}: the certificate is not for the {what} of {run} (sha256 {got[:12]}…) but for others "
-                f"({str(want)[:12]}…); make one with: onelip certify {run} --out cert.json"
+                f"{path}: the certificate is for other {what} (sha256 {str(want)[:12]}…) than those of {run} "
+                f"({got[:12]}…); create one: onelip certify {run} --out cert.json"
             )
     if indices != list(range(count)) or count < part.stop:
         raise RunError(
-            f"{path}: expected results for the first {part.stop} images in order, got {len(indices)}; give --limit "
+            f"{path}: expected results for the first {part.stop} images in order, got {len(indices)}; use --limit "
             f"{max(1, count - part.start)}"
         )
     return Claims(classes[part], radii[part], pixels[part])

@@ -1,4 +1,4 @@
-"""`onelip.attack`: aim at the nearest classes, restart at random, then refine at the boundary."""
+"""`onelip.attack`: search towards the nearest classes, restart at random, then refine at the boundary."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -21,11 +21,11 @@ from onelip.attacks.result import AttackResult
 from onelip.core.arguments import check_integer
 
 NEIGHBOURS = 64  # neighbouring floats to try at the boundary
-_TARGETS = 3  # classes that are aimed at one by one
-_CONTACT = 1e-6  # a flip relatively this near to the certified radius may be brought inside by rounding
-_REACH = 0.05  # a flip relatively farther than this from the radius is not brought inside by its last digits
-_FAR_DIGITS = 1e-6  # precision of the distances of such flips
-_AGREE = 1e-3  # of the margin: where float32 differs by more, it would search in the wrong places
+_TARGETS = 3  # number of target classes, searched one by one
+_CONTACT = 1e-6  # relative distance from the radius below which rounding may move a flip inside it
+_REACH = 0.05  # relative distance from the radius above which refinement cannot move a flip inside it
+_FAR_DIGITS = 1e-6  # relative precision of the distances of such flips
+_AGREE = 1e-3  # relative difference of the margins above which the float32 search is not used
 
 Progress = Callable[[int, int], None]
 
@@ -47,31 +47,32 @@ def attack(
 ) -> AttackResult:
     """Search, for each image, for the nearest point (L2) at which the decision of a model changes.
 
-    The model is attacked as it is, in its own dtype. Certificates hold for float64, so attack `model.double()`. A
-    decision has changed where the class is not strictly the best of finite scores: ties, NaN and overflow count.
+    The model is attacked in its own dtype. Certificates hold for float64, so attack `model.double()`. A decision has
+    changed if the class is not strictly the best of finite scores: ties, NaN and overflow count as changes.
 
-    A float64 model is searched in float32 first, at half the cost; all reported points are points of the model itself.
+    For a float64 model, the search runs in float32 first, at half the cost. All reported points are verified in the
+    dtype of the model.
 
     Args:
-        model: in eval mode, from images to scores (N, classes).
-        images: (N, ...), uint8 (the model receives x/255) or floating.
+        model: model in eval mode that maps images to scores (N, classes).
+        images: (N, ...), uint8 (the model receives x/255) or floating point.
         classes: (N), the decisions to attack. Default: those of the model.
-        radii: (N), certified radii. Changed decisions within them are `AttackResult.broken`, and the search is finest
-            near them.
+        radii: (N), certified radii. Changed decisions within them are reported in `AttackResult.broken`, and the search
+            is most precise near them.
         pixels: for `integers=True`, the certified sums of squared pixel differences.
-        steps: gradient steps for each target class and each restart.
-        restarts: number of random starts.
-        clip: require points in [0, 1]. Certificates hold outside too, so the default is the stronger attack.
-        integers: require uint8 images.
-        seed: of the random starts.
-        batch_size: number of images at a time.
-        progress: called with (images done, images in total) after each batch.
+        steps: number of gradient steps for each target class and each restart.
+        restarts: number of random restarts.
+        clip: search only points in [0, 1]. Certificates also hold outside, so the default is the stronger attack.
+        integers: search only uint8 images.
+        seed: seed of the random starts.
+        batch_size: number of images per batch.
+        progress: called with (images done, total images) after each batch.
 
     Returns:
         The nearest point found for each image, with its exact distance.
 
     Raises:
-        ValueError: if the model is in training mode, or the images, classes or radii do not fit each other.
+        ValueError: if the model is in training mode, or the images, classes and radii are inconsistent.
 
     Examples:
         >>> import onelip
@@ -84,11 +85,11 @@ def attack(
     check_integer("steps", steps)
     check_integer("restarts", restarts, minimum=0)
     if pixels is not None and len(pixels) != len(images):
-        raise ValueError(f"expected a number of pixels for each of {len(images)} images, got {len(pixels)}")
+        raise ValueError(f"expected pixels for each of {len(images)} images, got {len(pixels)}")
     if integers and images.dtype != torch.uint8:
         raise ValueError(f"expected uint8 images for integers=True, got {images.dtype}; remove integers=True")
     if pixels is not None and not integers:
-        raise ValueError("pixels is a claim about uint8 images; pass integers=True with it")
+        raise ValueError("pixels applies to uint8 images only; pass integers=True as well")
 
     def search(flips: NearestFlips, part: slice) -> Found:
         near = None if radii is None or integers else radii[part].to(flips.images.device, torch.float64)
@@ -97,7 +98,7 @@ def attack(
         _refine(flips, near)
         if not integers:
             return flips.measured()
-        # Rows without a flip have the image as their point: a direction of zero, which finds nothing.
+        # For rows without a flip the point is the image itself: its direction is zero and finds nothing.
         whole = images[part].flatten(1).to(flips.images.device)
         found, sums, logits = nearest_integers(flips.classifier, whole, flips.classes, flips.points)
         return Found(found, logits, [None if s < 0 else Fraction(s, 255**2) for s in sums])
@@ -129,11 +130,10 @@ def attack_in_batches(
     batch_size: int,
     progress: Progress | None,
 ) -> AttackResult:
-    """Run a search on each batch and collect what it finds.
+    """Run a search on each batch and collect the results. The other arguments are those of `attack`.
 
     Args:
-        search: gets the record of a batch and its place among the images; returns what it found.
-        model: see `attack`, as for the other arguments.
+        search: function of the `NearestFlips` of a batch and its slice of the images; returns the flips it found.
     """
     check_integer("batch_size", batch_size)
     classifier, points = flat_classifier(model, images)
@@ -164,12 +164,12 @@ def _check_claims(images: Tensor, classes: Tensor, radii: Tensor | None) -> None
             raise ValueError(f"expected a {name} for each of {len(images)} images, got shape {tuple(given.shape)}")
     if classes.dtype != torch.int64:
         raise ValueError(f"expected classes of torch.int64, got {classes.dtype}")
-    if radii is not None and not (radii >= 0).all():  # refuses NaN too
-        raise ValueError("expected radii of at least 0, got a negative one or a NaN; 0 claims nothing")
+    if radii is not None and not (radii >= 0).all():  # also true for NaN
+        raise ValueError("expected radii of at least 0, got a negative number or NaN; use 0 for no claim")
 
 
 def _explore(flips: NearestFlips, rows: Tensor, steps: int, restarts: int) -> None:
-    """From the images to the boundary, and along it to near flips."""
+    """Search from the images to the boundary, and along it for nearer flips."""
     if not len(rows):
         return
     start = flips.images[rows]
@@ -188,7 +188,7 @@ def _explore(flips: NearestFlips, rows: Tensor, steps: int, restarts: int) -> No
 
 
 def _towards_other_images(flips: NearestFlips, rows: Tensor) -> None:
-    """Where gradients led nowhere: the segment to an image of another class crosses the boundary somewhere."""
+    """If gradients found no flip, search the segment to an image of another class, which crosses the boundary."""
     lost = rows[flips.distances[rows].isinf()]
     if not len(lost):
         return
@@ -202,10 +202,10 @@ def _towards_other_images(flips: NearestFlips, rows: Tensor) -> None:
 
 
 def _explore_in_float32(flips: NearestFlips, radii: Tensor | None, steps: int, restarts: int) -> Tensor:
-    """Explore with a float32 copy of a float64 model; returns the rows that are still without a flip.
+    """Explore with a float32 copy of a float64 model; return the rows that are still without a flip.
 
-    Float32 proves nothing and need not: the rays it finds are followed again in float64. The boundary is followed only
-    up to `_REACH` beyond the radii, as only there float64 can refute more than float32 did.
+    Float32 results are only candidates: the rays are searched again in float64. The boundary is followed only up to
+    `_REACH` beyond the radii, because float64 can refute more than float32 only there.
     """
     rows = flips.rows
     if not len(rows) or flips.classifier.in_float32 is None:
@@ -221,14 +221,15 @@ def _explore_in_float32(flips: NearestFlips, radii: Tensor | None, steps: int, r
     crossed = shown[cross(flips, shown, flips.confine(flips.images[shown] + away))]
     if radii is not None:
         crossed = crossed[flips.distances[crossed] <= radii[crossed] * (1 + _REACH)]
-    slide(flips, crossed, rounds=2, gain=1e-12)  # from points that are right to half of the digits of float64
+    slide(flips, crossed, rounds=2, gain=1e-12)  # the float32 points have half the digits of float64
     return rows[flips.distances[rows].isinf()]
 
 
 def _refine(flips: NearestFlips, radii: Tensor | None) -> None:
-    """Shorten to neighbouring floats, and walk over them where a flip nearly touches its radius.
+    """Shorten flips to neighbouring floats, and search over these if a flip is close to its radius.
 
-    A flip far from its radius refutes nothing by its last digits, which in float64 cost as much as finding it.
+    For a flip far from its radius, the last digits of the distance do not matter, and in float64 they would cost as
+    much as finding the flip.
     """
     rows = flips.rows
     if radii is None:

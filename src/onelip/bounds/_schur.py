@@ -45,7 +45,7 @@ def scaling_of(sums: Tensor) -> Tensor:
     """Integers q (g, n), as float64, near the Perron vector of each matrix of sums (g, n, n).
 
     Any positive numbers would be sound. They are integers so that exact arithmetic can use the very same ones, and have
-    40 digits so that rounding them costs some 1e-12.
+    40 digits so that rounding them costs about 1e-12.
 
     Examples:
         >>> scaling_of(torch.tensor([[[1.0, 2.0], [2.0, 1.0]]], dtype=torch.float64))

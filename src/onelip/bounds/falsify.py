@@ -10,7 +10,7 @@ Derivatives only choose directions. What torch gives for one need not be the der
 Note [Slack]
     Rounding must not refute a true bound. Let c be the proved constant of a step. Its result y, computed from operands
     z_i with the constants c_i, is taken to be off by UNIT (|y| / c + sum |z_i| / c_i) in units of the input, besides
-    the largest such number of its operands: whoever shifts operands by t c_i shifts the result by at most t c. For two
+    the largest such number of its operands: shifting operands by t c_i shifts the result by at most t c. For two
     points both are allowed, times c. UNIT = 2^-36 is 2^17 roundings of float64. A sum of n products is off by n
     roundings of the sum of their magnitudes, which is at most sqrt(n) times c |z|: so it covers the worst case for n up
     to 2^11, and what is seen in practice (sqrt(n) instead of n) far beyond any layer. Distances are computed with

@@ -7,7 +7,7 @@ Several proofs are tried and the smallest bound is taken:
     frequencies  for convolutions: the norm up to 0.2 %, from the matrices at a few hundred frequencies
     gram t       the Schur test on the power 2^(t-1) of the Gram operator, where there are too many channels for that
 
-Each is proved anew in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot come out larger
+Each is proved again in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot be larger
 there: both evaluate the same expression, one of them rounded up.
 """
 
@@ -98,16 +98,16 @@ def candidates(
         return {"zero": Candidate(Fraction(0), ZERO)}
     scaled, exponent = floats.scaled(numbers)
     kernels = {side: lay_out(geometry.to_kernel(scaled, side)) for side in _SIDES}
-    cheap, dear = sorted(_SIDES, key=lambda side: cost_of_gram(tuple(kernels[side].shape)))
+    cheap, costly = sorted(_SIDES, key=lambda side: cost_of_gram(tuple(kernels[side].shape)))
     grams = {cheap: gram(kernels[cheap], keep=_is_used_again(kernels[cheap], effort))}
     found = {f"schur {cheap}": _schur(kernels[cheap], [grams[cheap]], cheap, exponent)}
     if _is_matrix(kernels[cheap]) and kernels[cheap].shape[-1] <= _MATRIX_SIDE[effort]:
         certificate = _cholesky(kernels[cheap], grams[cheap], cheap, exponent)
         if certificate is not None:  # nothing else comes near it
             return found | {f"cholesky {cheap}": certificate}
-    if cost_of_gram(tuple(kernels[dear].shape)) <= _BOTH_SIDES:
-        grams[dear] = gram(kernels[dear], keep=_is_used_again(kernels[dear], effort))
-        found[f"schur {dear}"] = _schur(kernels[dear], [grams[dear]], dear, exponent)
+    if cost_of_gram(tuple(kernels[costly].shape)) <= _BOTH_SIDES:
+        grams[costly] = gram(kernels[costly], keep=_is_used_again(kernels[costly], effort))
+        found[f"schur {costly}"] = _schur(kernels[costly], [grams[costly]], costly, exponent)
     side = min(grams, key=lambda side: found[f"schur {side}"].square)
     if found[f"schur {side}"].square <= Fraction(enough) ** 2:
         return found

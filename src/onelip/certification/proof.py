@@ -50,7 +50,7 @@ class Proof:
         bounds: of the linear ones, by node.
         head: slope and loss of each pair of logits.
 
-    It holds for the program alone: whoever uses it for a model calls `check_same`.
+    It holds for the program alone: to use it for a model, call `check_same`.
     """
 
     kind: Kind

@@ -1,9 +1,9 @@
-"""Checks a certificate from its weight file, with numpy, python-flint and the standard library only.
+"""Check a certificate from its weight file, with numpy, python-flint and the standard library only.
 
-Accepted means that the following is proved. Let f be the float64 program that the nodes describe, with the weights of
-the file (IEEE binary64, round to nearest, sums in any order, FMA and flush-to-zero allowed, conventional products). For
-each image x in [0, 1]^n with logits in the file and a radius R > 0, and every x' with ||x' - x||_2 <= R: class y is
-strictly the largest of f(x').
+If a certificate is accepted, the following is proved. Let f be the float64 program that the nodes describe, with the
+weights of the file (IEEE binary64, round to nearest, sums in any order, FMA and flush-to-zero allowed, conventional
+products). For each image x in [0, 1]^n with logits in the file and a radius R > 0, and every x' with
+||x' - x||_2 <= R: class y is strictly the largest of f(x').
 
 Proof: a logit of the program is within `error` of its real value, at x and at x'. f_y - f_j decreases by at most
 slope R in real arithmetic. The logits in the file are within 2 error of those computed here, as those of two runs of
@@ -27,7 +27,7 @@ Read the modules in this order; the first three are the proof:
     reading.py      untrusted JSON and safetensors
     __main__.py     the command line
 
-    python -m onelip.checker cert.json --images images.npy        (or python -m checker, beside a copy of this folder)
+    python -m onelip.checker cert.json --images images.npy        (or python -m checker, next to a copy of this folder)
 
 Exit codes: 0 accepted; 1 rejected; 2 a file cannot be read, or the command is invalid; 3 the bounds are accepted, but
 there were no images to recompute the logits from.

@@ -1,4 +1,4 @@
-"""The command `python -m onelip.checker cert.json`, or `python -m checker cert.json` beside a copy of this folder."""
+"""The command `python -m onelip.checker cert.json`, or `python -m checker cert.json` next to a copy of this folder."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from .reading import Rejected
 
 
 def verdict(path: Path, *files: Path | None, **options: Any) -> tuple[dict[str, Any], int]:
-    """The verdict on a certificate and the exit code. The arguments are those of `check`."""
+    """Return the verdict on a certificate and the exit code. The arguments are those of `check`."""
     try:
         found = check(path, *files, **options)
         return found, 0 if found["logits_checked"] else 3
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--max-minutes", type=float, help="limit of the estimated work, in minutes of one core")
     parser.add_argument("--max-memory", type=float, default=4.0, help="limit of the estimated memory, in gigabytes")
     found, code = verdict(**vars(parser.parse_args()), log=lambda topic, message: print(message, file=sys.stderr))
-    print(json.dumps(found, indent=1))  # in ASCII, so that a file cannot print a verdict of its own
+    print(json.dumps(found, indent=1))  # in ASCII, so that text in a file cannot imitate a verdict
     return code
 
 

@@ -40,7 +40,7 @@ def agree(given: TrackedDict, derived: dict[str, Any]) -> None:
 
 
 def check_result(result: TrackedDict, i: int, dtype: str, slopes: Table, error: Fraction, n: int) -> Fraction:
-    """The radius of an image, which must be the largest float64 that is proved; 0 if none is."""
+    """Return the radius of an image, which must be the largest proved float64, or 0 if none is proved."""
     logits, radius = [number(v) for v in result["logits"]], number(result["radius"])
     require(len(logits) == len(slopes), f"logits: expected {len(slopes)}, got {len(logits)}")
     y, more = logits.index(max(logits)), Fraction(math.nextafter(radius, math.inf))
@@ -54,7 +54,7 @@ def check_result(result: TrackedDict, i: int, dtype: str, slopes: Table, error: 
 
 
 def check_results(content: TrackedDict, slopes: Table, last: Proved) -> None:
-    """Every result, the summary of all, and the remaining values."""
+    """Check every result, the summary, and the remaining values."""
     data, summary, radii, hits = content["images"], content["summary"], [], []
     for i, result in enumerate(content["results"]):
         with context(f"result {i}"):
@@ -71,7 +71,7 @@ def check_results(content: TrackedDict, slopes: Table, last: Proved) -> None:
 
 
 def check_logits(path: Path, content: TrackedDict, proved: list[Proved], batch: int, log: Log) -> float:
-    """Run the program on the images. Returns by how much its logits differ from those of the file: at most 2 error."""
+    """Run the program on the images; return the largest difference from the logits in the file, at most 2 error."""
     data, results, nodes, largest = content["images"], content["results"], content["nodes"], Fraction(0)
     images = np.load(path, mmap_mode="r", allow_pickle=False)
     require(str(images.dtype) == data["dtype"], f"expected {data['dtype']}, got {images.dtype}")
@@ -108,16 +108,16 @@ def check(
 
     Args:
         path: the certificate.
-        weights: its weight file; by default at the path that the certificate states.
-        config: its configuration, likewise.
-        images: its images, a .npy file, likewise.
-        max_minutes: limit of the estimated work, in minutes of one core. By default half a minute, and two minutes for
-            each megabyte of the files, but at most an hour.
+        weights: its weight file. Default: at the path stated in the certificate.
+        config: its configuration file. Default: at the path stated in the certificate.
+        images: its images, a .npy file. Default: at the path stated in the certificate.
+        max_minutes: limit of the estimated work, in minutes of one core. Default: half a minute, plus two minutes per
+            megabyte of the files, and at most one hour.
         max_memory: limit of the estimated memory, in gigabytes.
         log: called with a topic and a message.
 
     Returns:
-        What is proved, and what was not checked.
+        The proved numbers, the summary, and a list of statements that were not checked.
 
     Raises:
         Rejected: if the certificate is not proved, or an estimate exceeds its limit.

@@ -26,13 +26,13 @@ def matrices(entries: float, bits: float) -> float:
 
 
 def bit_length(array: np.ndarray) -> float:
-    """Of the largest entry, if all entries are integer multiples of one power of two."""
+    """Bit length of the largest entry, with all entries as integer multiples of one power of two."""
     m, t = odd_parts(array[array != 0])
     return float((np.frexp(m.astype(float))[1] + t).max() - t.min()) if m.size else 1.0
 
 
 def cost_of_sigma(node: TrackedDict, layer: Layer, bits: float) -> tuple[float, float]:
-    """Seconds and bytes of `norms.prove_sigma` for weights of so many bits."""
+    """Seconds and bytes of `norms.prove_sigma` for weights with this number of bits."""
     (kind, side, steps), (groups, first, second, *kernel) = witness(node), layer.weight.shape
     size = layer.weight.size
     far, lengths = second * math.prod(layer.phases), [-(-k // p) for k, p in zip(kernel, layer.phases, strict=True)]

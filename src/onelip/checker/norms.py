@@ -25,26 +25,26 @@ U = Fraction(1, 2**53)  # relative rounding error of float64
 
 
 def number(text: str) -> Fraction:
-    """A finite float, written exactly as float.hex() writes it."""
+    """Parse a finite float, written exactly as by float.hex()."""
     require(float.fromhex(text).hex() == text, f"expected a float.hex(), got {text:.40}")
     return Fraction(float.fromhex(text))
 
 
 def fraction(text: str) -> Fraction:
-    """p/q or p in ASCII digits. A float64 has at most 324."""
+    """Parse p/q or p in ASCII digits."""
     require(re.fullmatch(r"(0|[1-9][0-9]{0,399})(/[1-9][0-9]{0,399})?", text), f"expected a fraction, got {text!r:.80}")
     return Fraction(text)
 
 
 def claimed(node: TrackedDict, key: str) -> Fraction:
-    """The number under this key, a float64 >= 0 written as a fraction in lowest terms."""
+    """Return the number under this key, a float64 >= 0 written as a fraction in lowest terms."""
     v = fraction(node[key])
     require(v == float(v) and node[key] == str(v), f"{key}: expected a float64 in lowest terms, got {node[key]:.80}")
     return v
 
 
 def least(node: TrackedDict, key: str, bound: Fraction | int, power: int = 1) -> Fraction:
-    """The number under this key, which must be the smallest float64 v >= 0 with v^power >= bound."""
+    """Return the number under this key, which must be the smallest float64 v >= 0 with v^power >= bound."""
     v = claimed(node, key)
     right = v**power >= bound and (v == 0 or Fraction(math.nextafter(v, 0.0)) ** power < bound)
     require(right, f"{key}: not the smallest float64 that is proved, {node[key]:.80}")
@@ -97,7 +97,7 @@ def row_sums(m: Any, q: list[int]) -> list[int]:
 
 
 def kernels(weight: np.ndarray, layer: Any, side: str) -> dict[tuple[int, ...], np.ndarray]:
-    """By tap: (groups, rows, columns) of the stride-1 convolution; the columns are channels and phases of the side."""
+    """Matrices (groups, rows, columns) of the stride-1 convolution by tap; columns are channels, phases of `side`."""
     p, taps = layer.phases, {}
     for t in np.ndindex(*weight.shape[3:]):
         tap = tuple(i // n for i, n in zip(t, p, strict=True))
@@ -153,7 +153,7 @@ def is_bounded(square: Fraction, whole: np.ndarray, e: int) -> bool:
 
 
 def witness(node: TrackedDict) -> tuple[str, str, int]:
-    """Kind, side and steps of the bound of a layer; for frequencies, steps are the arcs that are used."""
+    """Kind, side and steps of the bound of a layer; for frequencies, steps is the number of used arcs."""
     bound, steps = node["bound"], 0
     if bound["kind"] == "schur":
         (steps,) = ints([bound["steps"]], 1)
@@ -167,7 +167,7 @@ def witness(node: TrackedDict) -> tuple[str, str, int]:
 
 
 def prove_sigma(node: TrackedDict, layer: Any, whole: np.ndarray, e: int) -> Fraction:
-    """sigma of the node, W = 2^e whole, proved from its witness."""
+    """Return sigma of the node, W = 2^e whole, after proving it from its witness."""
     kind, side, steps = witness(node)
     taps = kernels(layer.weight if kind == "frequencies" else whole, layer, side)
     if kind == "cholesky":

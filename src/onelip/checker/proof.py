@@ -1,4 +1,4 @@
-"""From the nodes of a program to a radius: three numbers for each node, in exact fractions, each rounded up once.
+"""Compute a radius from the nodes of a program: three numbers per node, in exact fractions, each rounded up once.
 
 For every input of norm at most 2 sqrt(n), with z the value of a node in real arithmetic and z^ the computed one,
 
@@ -50,7 +50,7 @@ def check_graph(nodes: list[TrackedDict]) -> None:
 
 
 def prove(node: TrackedDict, before: list[Proved], tensors: TrackedDict) -> Proved:
-    """The three numbers of a node; those in the file must be equal to them."""
+    """Return the three numbers of a node; those in the file must be equal to them."""
     op, shape, inputs = node["op"], node["shape"], [before[j] for j in node["inputs"]]
     n = math.prod(shape)
     if op == "input":  # rounded once
@@ -80,7 +80,7 @@ def prove_nodes(nodes: list[TrackedDict], tensors: TrackedDict, log: Callable[[s
 
 
 def squared_slopes(pairs: bool, nodes: list[TrackedDict], proved: list[Proved], tensors: TrackedDict) -> Table:
-    """For logits y and j, entries of the last node: the square of a Lipschitz constant of f_y - f_j in the input."""
+    """Return, for logits y and j (entries of the last node), the square of a Lipschitz constant of f_y - f_j."""
     at, K = len(proved) - 1, math.prod(proved[-1].shape)
     require(
         type(pairs) is bool and (K <= 2**7 or not pairs), "pairs: expected true or false, true for up to 128 logits"

@@ -1,4 +1,4 @@
-"""Reading untrusted files. Whatever does not follow the format raises `Rejected` with a reason."""
+"""Read untrusted files. Anything that does not follow the format raises `Rejected` with a reason."""
 
 import contextlib
 import hashlib
@@ -18,6 +18,7 @@ class Rejected(Exception):
 
 
 def require(condition: Any, message: str) -> None:
+    """Raise Rejected with this message unless the condition holds."""
     if not condition:
         raise Rejected(message)
 
@@ -29,7 +30,7 @@ def require_memory(needed: float, limit: float, what: str) -> None:
 
 
 def ints(values: Any, low: int) -> Any:
-    """The list `values` itself, if it holds only integers from `low` to 2^34. Booleans are not integers here."""
+    """Return `values` if it is a list of integers from `low` to 2^34; booleans do not count as integers."""
     right = type(values) is list and all(type(v) is int and low <= v < 2**34 for v in values)
     require(right, f"expected integers from {low} to 2^34, got {values!r:.80}")
     return values
@@ -41,7 +42,7 @@ def title(i: int, node: Any) -> str:
 
 @contextlib.contextmanager
 def context(what: str) -> Iterator[None]:
-    """Add `what` to the reason of a rejection. Any other error that a malformed value causes is a rejection too."""
+    """Prefix the reason of a rejection with `what`. Other errors caused by malformed values become rejections."""
     try:
         yield
     except (OSError, ImportError, MemoryError):
@@ -52,13 +53,13 @@ def context(what: str) -> Iterator[None]:
 
 
 def read(path: Path, memory: float, *sha256: str) -> bytes:
-    """The content of a regular file that fits into `memory` gigabytes and has the given hash."""
+    """Return the content of a regular file that fits into `memory` gigabytes and has the given hash."""
     if not path.is_file():
-        raise FileNotFoundError(f"cannot read {path}: no such file; give its path (--help)")
+        raise FileNotFoundError(f"cannot read {path}: no such file; pass its path (see --help)")
     size = path.stat().st_size
     require_memory(size, memory, f"{path}")
     with path.open("rb") as file:
-        data = file.read(size)  # not read(): files under /proc may have no end
+        data = file.read(size)  # not read(): files under /proc may be endless
     own = hashlib.sha256(data).hexdigest()
     require(all(expected == own for expected in sha256), f"{path}: not the file that was certified (SHA-256 differs)")
     return data
@@ -81,7 +82,7 @@ class TrackedDict(dict[str, Any]):
 
 
 def unread(value: Any) -> Iterator[str]:
-    """Keys that were never read, in all objects inside `value`: of a newer version, or forged."""
+    """Yield the keys that were never read in all objects inside `value`: written by a newer version, or forged."""
     if isinstance(value, TrackedDict):
         yield from value.unread
         value = [*value.values()]
@@ -90,12 +91,12 @@ def unread(value: Any) -> Iterator[str]:
 
 
 def json_memory(data: bytes) -> int:
-    """Bytes that the parsed objects need at most in CPython: 500 for an object, 250 for each of its pairs, ..."""
+    """Upper bound on the bytes of the parsed objects in CPython: 500 for an object, 250 for each of its pairs, ..."""
     return 8 * len(data) + sum(n * data.count(c) for c, n in ((b"{", 500), (b":", 250), (b"[", 100), (b",", 100)))
 
 
 def parse(data: bytes, memory: float) -> Any:
-    """JSON whose numbers are integers of at most 16 characters; the objects must fit into `memory` gigabytes."""
+    """Parse JSON whose numbers are integers of at most 16 characters; the objects must fit into `memory` gigabytes."""
 
     def parsed(text: str) -> int:
         require(len(text) <= 16 and text.lstrip("-").isdigit(), f"expected an integer, got {text:.40}")
@@ -110,14 +111,14 @@ def parse(data: bytes, memory: float) -> Any:
 
 
 def read_tensors(data: bytes, memory: float) -> TrackedDict:
-    """safetensors: length of the header, header, tensors in sequence. As float64, which is exact."""
+    """Read safetensors: length of the header, header, tensors in sequence. Converting to float64 is exact."""
     start, tensors = 8 + int.from_bytes(data[:8], "little"), []
     header, at = parse(data[8:start], memory), start
     require(isinstance(header, TrackedDict), "header: expected an object")
     header.pop("__metadata__", None)
     for name, info in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         (first, last), shape, width = ints(info["data_offsets"], 0), info["shape"], WIDTHS.get(info["dtype"])
-        require(start + first == at <= start + last <= len(data), f"{name}: not after the tensor before; truncated?")
+        require(start + first == at <= start + last <= len(data), f"{name}: gap or overlap of tensors; truncated?")
         at, count = start + last, math.prod(ints(shape, 0))
         fits = width and last - first == width * count
         require(fits, f"{name}: expected F32 or F64 of shape {shape!r:.80}, got {info['dtype']!r:.9} of other size")

@@ -144,7 +144,7 @@ def _onnx(command: Export, source: "Source") -> dict[str, Any]:
         class_names=source.config.class_names,
         metadata={"weights_sha256": source.weights_sha256, "model": source.config.recipe.model},
         images=images,
-        beside=files,
+        extra_files=files,
         force=command.force,
     )
     compared = "random images" if images is None else f"test images of {source.config.data_name}"

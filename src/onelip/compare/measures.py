@@ -58,7 +58,7 @@ def measure(
         memory: measure memory.
         log: called with a message before each measurement.
     """
-    fast = bake(model, forms=False)  # the network to predict with; `plain` is the one that can be certified
+    fast = bake(model, expand=False)  # the network to predict with; `plain` is the one that can be certified
     log("measuring the training step")
     found = {"step": _or_reason(lambda: step_times(recipe, baseline, data))}
     log("measuring prediction")

@@ -1,4 +1,4 @@
-"""What every other package stands on: geometry of layers, rounding, errors, baking, files, images, argument checks.
+"""Shared foundations: layer geometry, rounding, errors, baking, files, images and argument checks.
 
-Nothing here imports another package of onelip.
+This package imports no other package of onelip.
 """

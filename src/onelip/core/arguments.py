@@ -1,12 +1,12 @@
-"""Checks of arguments, with messages that state what was expected and what came."""
+"""Argument checks whose messages state the expected and the actual value."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
 def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
-    """Return an integer from `minimum` to `maximum`; booleans are not integers.
+    """Return `value` if it is an integer from `minimum` to `maximum`; booleans do not count as integers.
 
     Raises:
         ValueError: for anything else.
@@ -27,7 +27,7 @@ def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None =
 
 
 def check_number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
-    """Return a number from `low` (excluded if `open_low`) to `high` as a float; NaN is not in any range.
+    """Return `value` as a float if it is a number from `low` (excluded if `open_low`) to `high`; NaN is not.
 
     Raises:
         ValueError: for anything else.
@@ -44,7 +44,10 @@ def check_number(name: str, value: Any, low: float, high: float, *, open_low: bo
 
 
 def per_axis(name: str, value: int | Sequence[int], axes: int, minimum: int = 1) -> tuple[int, ...]:
-    """One integer for each of the axes; a single integer is repeated.
+    """Return one integer per axis; a single integer is repeated.
+
+    Raises:
+        ValueError: for anything else, and for integers below `minimum`.
 
     Examples:
         >>> per_axis("stride", 2, 3)
@@ -52,12 +55,25 @@ def per_axis(name: str, value: int | Sequence[int], axes: int, minimum: int = 1)
     """
     sizes = (value,) * axes if isinstance(value, int) else tuple(value)
     if len(sizes) != axes or any(isinstance(n, bool) or not isinstance(n, int) or n < minimum for n in sizes):
-        raise ValueError(f"expected {name} to be one integer or {axes}, each at least {minimum}, got {value!r}")
+        raise ValueError(f"expected {name} to be 1 or {axes} integers, each at least {minimum}, got {value!r}")
     return sizes
 
 
+def check_name_free(name: str, new: Callable[..., object], registered: Mapping[str, Callable[..., object]]) -> None:
+    """Check that no other function or class is registered under a name.
+
+    The same one may be registered again: a notebook cell is run twice, or a module is reloaded.
+
+    Raises:
+        ValueError: if the name is taken.
+    """
+    known = registered.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
+        raise ValueError(f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest known name, or nothing.
+    """Return a hint with the closest known name, to append to an error message; empty if none is close.
 
     Examples:
         >>> did_you_mean("epoch", ["epochs", "lr"])

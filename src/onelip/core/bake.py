@@ -1,4 +1,4 @@
-"""From a parametrized model to a plain torch one."""
+"""Convert a parametrized model to a plain torch model."""
 
 import copy
 from typing import Any, TypeVar
@@ -14,28 +14,34 @@ from onelip.core.state import State, unchanged
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def bake(model: Model, *, forms: bool = True, fold: bool = True) -> Model:
-    """Return a plain torch copy of the model that computes the same function; the model itself is left as it is.
+def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
+    """Return a plain torch copy of a model that computes the same function as the model in eval mode.
 
-    Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer it was
-    made from, with the weight it has in eval mode; everything else is copied. Prediction then costs what the plain
-    network costs, and the state dict has the plain keys. A layer may also say itself what plain layers it is, by a
-    method `plain_form`: those of the Fourier domain become convolutions, blocks with relu two layers with MaxMin. These
-    have a proof and an ONNX file instead of speed: an FFT is faster than sums over all pixels.
+    Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer that it was
+    created from, with its weight in eval mode. Everything else is copied. Prediction then costs as much as with the
+    plain network, and the state dict has the plain keys.
 
-    Batch normalisation with stored statistics is folded, as it is in eval mode: into the linear layer or convolution
-    before it where the forward pass shows that nothing else reads that layer, else into an `onelip.nn.ChannelAffine`.
-    The folded numbers are computed in float64 and rounded to the type of the model.
+    Layers that define a method `plain_form` are replaced by the plain layers that it returns: layers in the Fourier
+    domain become convolutions, and residual blocks with ReLU become two layers with MaxMin. The plain form can be
+    proved and exported to ONNX, but it is slower: an FFT is faster than sums over all pixels.
+
+    Batch normalisation with stored statistics is folded as in eval mode: into the preceding linear layer or convolution
+    if the forward pass shows that nothing else reads the output of that layer, else into an `onelip.nn.ChannelAffine`.
+    The folded numbers are computed in float64 and rounded to the dtype of the model.
 
     Args:
-        model: left as it is.
-        forms: False keeps such layers as they compute in training, with fixed weights: faster, and nothing else.
-        fold: False keeps batch normalisation as it is.
+        model: the model; it is not changed.
+        expand: whether to replace layers by their `plain_form`. With False they keep the form that they have in
+            training, with fixed weights. It is faster, but use the default for certificates and export.
+        fold: whether to fold batch normalisation.
+
+    Returns:
+        The plain copy.
 
     Raises:
         NonFiniteWeight: if a parameter of the result is not finite; the message names it.
-        ChangingModel: if computing a weight changes the state of its parametrization in eval mode: the model is another
-            function at every call, and no plain copy computes the same.
+        ChangingModel: if computing a weight in eval mode changes the state of its parametrization: the model is then a
+            different function at every call, and no plain copy computes the same.
 
     Examples:
         >>> import onelip
@@ -46,13 +52,13 @@ def bake(model: Model, *, forms: bool = True, fold: bool = True) -> Model:
         plain = copy.deepcopy(model)
     else:
         with unchanged(model):
-            plain = _bake(copy.deepcopy(model), forms, fold)
+            plain = _bake(copy.deepcopy(model), expand, fold)
     _check_finite(plain)
     return plain
 
 
 def is_plain(model: nn.Module, *, fold: bool = True) -> bool:
-    """Whether `bake` would only copy the model: no module is parametrized, no batch normalisation is left to fold.
+    """Whether `bake` would only copy the model: no module is parametrized, and there is no batch normalisation to fold.
 
     Examples:
         >>> is_plain(nn.Linear(2, 2)), is_plain(nn.BatchNorm1d(2)), is_plain(nn.BatchNorm1d(2), fold=False)
@@ -62,7 +68,7 @@ def is_plain(model: nn.Module, *, fold: bool = True) -> bool:
 
 
 def plain_of(model: Model, *, fold: bool = True) -> Model:
-    """The model itself if it is plain, else `bake(model)`: for readers, which do not change what they get.
+    """Return the model itself if it is plain, else `bake(model)`. Callers must not change the result.
 
     Raises:
         NonFiniteWeight: if a weight is not finite.
@@ -73,17 +79,17 @@ def plain_of(model: Model, *, fold: bool = True) -> Model:
     return model
 
 
-def _bake(model: Model, forms: bool, fold: bool) -> Model:
-    """The plain copy of a model that may be changed: weights are computed by it, and a forward may keep notes."""
-    # deepcopy + remove_parametrizations would take the property off the class that the copy shares with the original,
-    # and so destroy the original. Instead deepcopy is told what stands for each parametrized layer: an empty plain one,
-    # filled right after. It keeps shared modules shared, and follows references from wherever they come.
+def _bake(model: Model, expand: bool, fold: bool) -> Model:
+    """Bake a model that may be changed: computing its weights may change its state."""
+    # deepcopy + remove_parametrizations would remove the property from the class that the copy shares with the original
+    # and so break the original. Instead, deepcopy's memo maps each parametrized layer to its plain replacement. This
+    # keeps shared modules shared, and works for references from anywhere in the model.
     state = State(model)
     layers = [module for module in model.modules() if parametrize.is_parametrized(module)]
-    formed = {id(layer): _plain_form(layer) if forms else None for layer in layers}
-    done: dict[int, Any] = {id(layer): formed[id(layer)] or _empty_plain(layer) for layer in layers}
+    forms = {id(layer): _plain_form(layer) if expand else None for layer in layers}
+    done: dict[int, Any] = {id(layer): forms[id(layer)] or _empty_plain(layer) for layer in layers}
     for layer in layers:
-        if formed[id(layer)] is None:
+        if forms[id(layer)] is None:
             _fill(done[id(layer)], layer, done)
         else:
             _take_hooks(done[id(layer)], layer, done)
@@ -95,8 +101,11 @@ def _bake(model: Model, forms: bool, fold: bool) -> Model:
 
 @torch.no_grad()
 def _plain_form(layer: nn.Module) -> nn.Module | None:
-    """What a layer says it is in plain layers; None if it says nothing. Only names and shapes may decide what it says:
-    a file of weights is read into the form that other weights have given."""
+    """The result of the layer's own method `plain_form`, or None.
+
+    The structure of the form may depend on names and shapes only: weight files are loaded into the form that a model
+    with other weights has.
+    """
     before = parametrize.type_before_parametrizations(layer)
     form = vars(before).get("plain_form")  # not inherited, see _empty_plain
     if form is None:
@@ -110,7 +119,7 @@ def _plain_form(layer: nn.Module) -> nn.Module | None:
 
 
 def _take_hooks(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
-    """Hooks of the layer, besides those that its plain form has."""
+    """Add the hooks of the layer to those of its plain form."""
     for key, value in layer.__dict__.items():
         if "_hooks" in key and isinstance(value, dict):
             plain.__dict__[key].update(copy.deepcopy(value, done))
@@ -118,16 +127,16 @@ def _take_hooks(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> Non
 
 def _empty_plain(layer: nn.Module) -> nn.Module:
     before = parametrize.type_before_parametrizations(layer)
-    # What a class names for itself is not inherited: a subclass may have a forward of its own.
+    # vars: `plain_class` is not inherited, because a subclass may override forward.
     plain_class = vars(before).get("plain_class", before)
-    plain = object.__new__(plain_class)  # no constructor: all that it would set is copied
+    plain = object.__new__(plain_class)  # no constructor: _fill copies all attributes
     nn.Module.__init__(plain)
     return plain
 
 
 @torch.no_grad()
 def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
-    """Give the plain layer all that the parametrized one has, with the values of its parametrized tensors."""
+    """Copy all attributes of the parametrized layer to the plain one, and the values of its parametrized tensors."""
     state = {key: value for key, value in layer.__dict__.items() if key not in ("_modules", "_parameters")}
     plain.__dict__.update(copy.deepcopy(state, done))
     # Parametrized tensors come first, as weight comes before bias in every torch layer.
@@ -148,7 +157,7 @@ def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
 
 
 def _in_eval_mode(layer: nn.Module, name: str) -> Tensor:
-    """The tensor as evaluation uses it; iterations that a parametrization runs in training must not run here."""
+    """The tensor in eval mode; iterations that a parametrization runs in training must not run here."""
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)
     modes = [(module, module.training) for module in lists[name].modules()]
@@ -167,12 +176,10 @@ def _check_finite(model: nn.Module) -> None:
         bad = int((~torch.isfinite(parameter)).sum())
         if bad:
             raise NonFiniteWeight(
-                f"expected finite weights, got {bad} NaN or infinite of {parameter.numel()} in {name!r}; "
-                "training has diverged: go back to an earlier checkpoint"
+                f"{name!r} contains {bad} NaN or infinite of {parameter.numel()} values; "
+                "training has diverged: load an earlier checkpoint"
             )
     for name, buffer in model.named_buffers():
-        # Infinities can be meant in a buffer (a mask); NaN never is.
+        # Infinities can be intended in a buffer (a mask); NaN cannot.
         if not buffer.is_meta and bool(torch.isnan(buffer).any()):
-            raise NonFiniteWeight(
-                f"expected buffers without NaN, got some in {name!r}; go back to an earlier checkpoint"
-            )
+            raise NonFiniteWeight(f"buffer {name!r} contains NaN; load an earlier checkpoint")

@@ -1,18 +1,19 @@
-"""Batch normalisation in eval mode as stored numbers.
+"""Fold batch normalisation in eval mode into stored weights.
 
     a = weight / sqrt(running_var + eps),  b = bias - running_mean a,       y = a x + b in each channel,
 
-computed in float64 and rounded once to the type of the module. After a linear layer or a convolution it becomes a part
-of that layer, W' = a W and b' = a b_W + b; elsewhere it becomes a `ChannelAffine`. From then on these numbers are the
-network: what is proved, certified and exported. A layer that is a shift in eval mode (`onelip.nn.BatchCentering`) says
-so by a method `plain_shift`, which returns it as a plain layer with a buffer `mean`: a = 1, b = -mean.
+computed in float64 and rounded once to the dtype of the module. After a linear layer or a convolution it is merged into
+that layer, W' = a W and b' = a b_W + b; elsewhere it becomes a `ChannelAffine`. The folded numbers then define the
+network that is proved, certified and exported. A layer that is a shift in eval mode (`onelip.nn.BatchCentering`) has
+a method `plain_shift` that returns it as a plain layer with a buffer `mean`: a = 1, b = -mean.
 
 Note [Follows]
-    Whether a normalisation reads nothing but the output of a layer, which nobody else reads, is a question about the
-    forward passes, and nothing is assumed of these: torch.fx runs them symbolically on a copy. Each must be called once
-    in it. A forward that torch.fx cannot follow (control flow that looks at values) leaves the pairs apart, which
-    computes the same. In the copy, layers and normalisations are replaced by modules without settings and numbers, so
-    a forward that reads more of a layer than its output cannot be followed either.
+    A normalisation is merged into a layer only if it reads nothing but the output of that layer, and nothing else reads
+    this output. No assumption is made about the forward passes: torch.fx traces them symbolically on a copy, in which
+    the layer and the normalisation must each be called exactly once. If torch.fx cannot trace a forward pass (control
+    flow that depends on values), the pairs stay separate, which computes the same function. In the copy, layers and
+    normalisations are replaced by modules without settings and weights, so a forward pass that reads anything of a
+    layer but its output cannot be traced either.
 """
 
 import copy
@@ -33,11 +34,11 @@ _LAYERS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
 
 
 class Folded(nn.Module):
-    """The place of a batch normalisation that is now a part of the layer before it; gives back its input.
+    """Identity that replaces a batch normalisation after it was folded into the preceding layer.
 
     Args:
-        axes: number of axes of its inputs, the batch included. After `nn.Linear` it has to be 2: with more, the axis of
-            the channels is not the one of the features.
+        axes: number of axes of its inputs, including the batch axis. After `nn.Linear` it is 2: with more axes, the
+            channel axis of the normalisation is not the feature axis of the layer.
     """
 
     def __init__(self, axes: int) -> None:
@@ -47,17 +48,17 @@ class Folded(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != self.axes:
             raise ValueError(
-                f"expected an input of {self.axes} axes, for which the batch normalisation was folded into the layer "
-                f"before, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it as it is"
+                f"expected an input with {self.axes} axes, for which the batch normalisation was folded into the "
+                f"preceding layer, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it separate"
             )
         return x
 
     def extra_repr(self) -> str:
-        return "batch normalisation, now a part of the layer before"
+        return "batch normalisation, folded into the preceding layer"
 
 
 def is_foldable(module: nn.Module) -> bool:
-    """Whether a module is a batch normalisation with finite stored statistics, and nothing else.
+    """Whether a module is a torch batch normalisation (no subclass) with finite stored statistics.
 
     Examples:
         >>> is_foldable(nn.BatchNorm2d(3)), is_foldable(nn.BatchNorm2d(3, track_running_stats=False))
@@ -70,14 +71,15 @@ def is_foldable(module: nn.Module) -> bool:
 
 
 def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
-    """Add to `done` (id of a module -> what replaces it) the plain form of each batch normalisation of a model.
+    """Add the plain form of each batch normalisation of a model to `done`.
 
     Args:
-        model: unchanged.
-        done: the plain form of each parametrized layer. Layers that a normalisation becomes a part of are added.
+        model: the model; it is not changed.
+        done: replacement of each module by its id; contains the plain form of each parametrized layer. Layers that a
+            normalisation is folded into are added.
 
     Returns:
-        The normalisations that were replaced.
+        The normalisations that are replaced.
     """
     norms = [module for module in model.modules() if is_foldable(module)]
     before = _layers_before(model, norms, done) if norms else {}
@@ -102,7 +104,7 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
 
 
 def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """a and b in float64; None where the statistics are those of the batch, or the tensors have no values."""
+    """a and b in float64; None if the module uses batch statistics or its tensors have no values."""
     if (shift := _shift(norm)) is not None:
         moved = shift.mean
         assert isinstance(moved, Tensor)
@@ -128,7 +130,7 @@ def _shift(module: nn.Module) -> nn.Module | None:
 
 @torch.no_grad()
 def _scale_outputs(layer: Any, a: Tensor, b: Tensor) -> None:
-    """W' = a W, b' = a b_W + b, each number rounded from float64 once."""
+    """Set W' = a W and b' = a b_W + b, each number rounded from float64 once."""
     old, bias = layer.weight, layer.bias
     weight = old.detach().to("cpu", torch.float64)
     if getattr(layer, "transposed", False):  # (inputs, outputs of a group, *kernel), by groups of inputs
@@ -142,7 +144,7 @@ def _scale_outputs(layer: Any, a: Tensor, b: Tensor) -> None:
 
 
 class _Slot(nn.Module):
-    """Replaces a layer or a normalisation in the copy that torch.fx follows."""
+    """Placeholder for a layer or a normalisation in the copy that torch.fx traces."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -150,23 +152,23 @@ class _Slot(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Looks into the modules that hold a slot; all others are single steps."""
+    """Traces into the modules that contain a slot; all others are leaves."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _Slot) or not any(isinstance(part, _Slot) for part in m.modules())
 
 
 def _layers_before(model: nn.Module, norms: list[nn.Module], done: dict[int, Any]) -> dict[int, nn.Module]:
-    """For each normalisation (by its id) that reads a layer as Note [Follows] has it: that layer."""
+    """For each normalisation (by its id) that can be folded, the layer before it; see Note [Follows]."""
     layers = [module for module in model.modules() if id(module) in done or _is_layer(module)]
     slots = {id(module): _Slot(number) for number, module in enumerate([*norms, *layers])}
     try:
         follower = copy.deepcopy(model, dict(slots)).eval()
-        # Settings of a forward with a default are what a call without them has.
+        # Arguments with a default keep it, as in a call without them.
         options = inspect.signature(follower.forward).parameters.values()
         given = {p.name: p.default for p in options if p.default is not inspect.Parameter.empty}
         graph = _Tracer().trace(follower, given)
-    except Exception:  # whatever a forward of somebody else does with what is no tensor
+    except Exception:  # a user's forward may raise anything when it is given a proxy
         return {}
     calls: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -197,5 +199,5 @@ def _fits(plain: Any, norm: Any) -> bool:
 
 
 def _is_bare(module: nn.Module) -> bool:
-    """Whether nobody looks at what the module takes and gives."""
+    """Whether the module has no hooks and no forward of its own, so nothing else reads its input or output."""
     return "forward" not in module.__dict__ and not (module._forward_hooks or module._forward_pre_hooks)

@@ -1,4 +1,4 @@
-"""One factor and one number added for each channel: what batch normalisation is in eval mode."""
+"""Affine map per channel, the form of batch normalisation in eval mode."""
 
 import torch
 from torch import Tensor, nn
@@ -9,24 +9,24 @@ from onelip.core.lipschitz_module import LipschitzModule
 
 
 class ChannelAffine(LipschitzModule):
-    r"""Multiply each channel by a factor and add a number: $y_c = w_c x_c + b_c$.
+    r"""Multiply each channel by a factor and add an offset: $y_c = w_c x_c + b_c$.
 
-    `onelip.bake` puts it in the place of a batch normalisation that it cannot fold into the layer before. Its Lipschitz
+    `onelip.bake` uses it to replace a batch normalisation that it cannot fold into the preceding layer. Its Lipschitz
     constant is $\max_c |w_c|$.
 
     Args:
         channels: number of channels.
-        axes: number of spatial axes: 1, 2 or 3. With 1 an input may also have none, as for `nn.BatchNorm1d`.
-        device: of the parameters.
-        dtype: of the parameters.
+        axes: number of spatial axes: 1, 2 or 3. With 1, the input may also have none, as for `nn.BatchNorm1d`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shape:
         - Input: (batch, channels, *sizes)
-        - Output: the same shape
+        - Output: same shape as the input
 
     Attributes:
-        weight: the factors, as the weight of a convolution with a group for each channel (channels, 1, *ones).
-        bias: (channels).
+        weight: the factors, shaped like the weight of a depthwise convolution: (channels, 1, *ones).
+        bias: the offsets (channels).
 
     Examples:
         >>> layer = ChannelAffine(2, axes=1)
@@ -45,7 +45,7 @@ class ChannelAffine(LipschitzModule):
 
     @property
     def lipschitz_constant(self) -> float:
-        """The largest factor in magnitude."""
+        """The largest absolute value of the factors."""
         largest = float(self.weight.detach().double().abs().max())
         if not largest < float("inf"):
             raise UnknownLipschitzConstant("expected finite factors, got NaN or infinity; use finite weights")

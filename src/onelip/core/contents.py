@@ -1,9 +1,10 @@
-"""What a Python object consists of, read so that it can be compared later and put back.
+"""Read the contents of Python objects, so that they can be compared and restored later.
 
-An object is a value (compared as it is), or it has parts: something fixed, such as the bits of a tensor or the code of
-a function, and named children. Objects of Python classes have their attributes, whatever their classes say of
-pickling; built-in containers have their entries; other objects of C have what copying would copy. What has none of
-these, such as a file or an object of a C++ library, cannot be compared.
+An object is either a value, which is compared directly, or it has parts: fixed data, such as the bits of a tensor or
+the code of a function, and named children. The children of objects of Python classes are their attributes, regardless
+of how their classes define pickling; those of built-in containers are their entries; those of other C objects are the
+data that copying would copy. Objects without any of these, such as a file or an object of a C++ library, cannot be
+compared.
 """
 
 import copy
@@ -31,18 +32,18 @@ from torch.utils._contextlib import _DecoratorContextManager
 
 
 class Incomparable(TypeError):
-    """An object without parts that could be compared."""
+    """The object has no parts that could be compared."""
 
 
 @dataclass
 class Parts:
-    """What an object consisted of when it was read.
+    """Contents of an object at the time it was read.
 
     Attributes:
-        fixed: compared by ==.
-        children: (label, object) in order; labels are those of a path, such as ".name" and "[0]".
-        restore: puts the object back into the state in which it was read; None where there is nothing to do.
-        spare: of an object that cannot be put back, such as an iterator, a copy to take its place.
+        fixed: data that is compared by ==.
+        children: (label, object) in order; labels are parts of a path, such as ".name" and "[0]".
+        restore: function that restores the object to the state in which it was read; None if there is nothing to do.
+        spare: for an object that cannot be restored, such as an iterator, a copy that replaces it.
     """
 
     fixed: Any = None
@@ -51,7 +52,7 @@ class Parts:
     spare: Any = None
 
 
-# Children may be replaced when they are put back: an iterator that has moved by a copy that has not.
+# Maps a child to the object to restore: an iterator that has advanced is replaced by its copy.
 Replace = Callable[[Any], Any]
 
 _VALUES = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
@@ -75,17 +76,17 @@ _INERT = (
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
     torch.fx.Graph,
-    _DecoratorContextManager,  # no_grad and its like: they note what was set before they were entered
+    _DecoratorContextManager,  # no_grad and similar contexts store the previous setting when they are entered
     torch.autocast,
     re.Pattern,
-    pathlib.PurePath,  # computes its text when it is first asked for
+    pathlib.PurePath,  # caches its string on first use
     logging.Logger,
     logging.Handler,
     enum.Enum,
     np.dtype,
     np.ufunc,
 )
-# Of these only the code decides what is computed; torch.compile keeps notes on what it has compiled.
+# State in these modules does not affect results: torch.compile, for example, caches compiled code.
 _INERT_MODULES = ("typing", "torch._library", "torch.library", "torch._dynamo")
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", "onelip"))
 
@@ -102,7 +103,7 @@ def is_value(obj: Any) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values are the same, bit for bit."""
+    """Whether two values are identical bit for bit."""
     if one is other:
         return True
     if type(one) is not type(other):
@@ -115,7 +116,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def is_library(module: Any, name: str, obj: Any) -> bool:
-    """Whether something belongs to Python, torch, numpy or onelip: what it does is known, and it keeps no state."""
+    """Whether an object belongs to Python, torch, numpy or onelip, which are known to keep no state in it."""
     if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARIES:
         return False
     found: Any = sys.modules.get(module)
@@ -125,11 +126,11 @@ def is_library(module: Any, name: str, obj: Any) -> bool:
 
 
 def parts_of(obj: Any, *, keep: bool) -> Parts:
-    """The parts of an object that is no value.
+    """Return the parts of an object that is not a value.
 
     Args:
         obj: the object.
-        keep: whether numbers are copied, so that the parts outlast a change of the object.
+        keep: whether to copy numbers, so that the parts stay valid when the object changes.
 
     Raises:
         Incomparable: if it has none.
@@ -141,7 +142,7 @@ def parts_of(obj: Any, *, keep: bool) -> Parts:
 
 
 class _Bits:
-    """The numbers of a tensor."""
+    """The bits and properties of a tensor."""
 
     def __init__(self, tensor: Tensor, keep: bool) -> None:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
@@ -152,7 +153,7 @@ class _Bits:
             self.facts = (tensor.shape, *self.facts)
             if not tensor.is_meta:
                 if tensor.layout != torch.strided or tensor.is_quantized:
-                    raise Incomparable("a tensor that is sparse or quantised")
+                    raise Incomparable("sparse and quantised tensors are not supported")
                 values = tensor.detach().resolve_conj().resolve_neg()
                 self.values = values.clone() if keep else values
 
@@ -168,7 +169,7 @@ class _Bits:
 
 
 def _integers(tensor: Tensor) -> Tensor:
-    """The same bits as integers: NaN is the same as itself, and -0 another number than 0."""
+    """The same bits as integers, so that NaN equals NaN and -0 differs from 0."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor.reshape(-1).view(_INTEGERS[tensor.element_size()])
 
@@ -180,7 +181,7 @@ def _tensor(tensor: Tensor, keep: bool) -> Parts:
     bits = _Bits(tensor, keep)
     own: Any = tensor.__dict__
     attributes = dict(own)
-    memory = tensor.data if keep and bits.values is not None else None  # the same numbers, whatever .data becomes
+    memory = tensor.data if keep and bits.values is not None else None  # the storage, even if .data is replaced
 
     def restore(replace: Replace) -> None:
         _refill(own, attributes, replace)
@@ -188,7 +189,7 @@ def _tensor(tensor: Tensor, keep: bool) -> Parts:
             return
         with torch.no_grad():
             memory.copy_(bits.values)  # pyright: ignore[reportArgumentType]
-            tensor.data = memory  # neither is seen by the version counter of a graph that holds the tensor
+            tensor.data = memory  # neither write changes the version counter, so autograd graphs stay valid
             tensor.requires_grad_(bits.facts[-1])
 
     return Parts(bits, [(f".{name}", value) for name, value in attributes.items()], restore)
@@ -212,7 +213,7 @@ def _generator_of_torch(generator: torch.Generator, keep: bool) -> Parts:
 
 
 def _running_generator(generator: Any, keep: bool) -> Parts:
-    """A generator of Python: where it stands, and its local names. Nothing can move it back."""
+    """Position and local variables of a Python generator, which cannot be restored."""
     frame = generator.gi_frame
     if frame is None:
         return Parts("ended")
@@ -236,14 +237,14 @@ def _function(function: types.FunctionType, keep: bool) -> Parts:
 
 
 class Globals:
-    """The global names that the code of a function uses."""
+    """The global names used by the code of a function."""
 
     def __init__(self, function: types.FunctionType) -> None:
         self.names = sorted(_names(function.__code__))
         self.scope = function.__globals__
 
     def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """(label, namespace, name) of each that is there; of modules that are no libraries, the names in them."""
+        """Yield (label, namespace, name) of each existing name, and of the names used in modules of the user."""
         for name in self.names:
             if name not in self.scope:
                 continue
@@ -310,7 +311,7 @@ def _lock(lock: Any, keep: bool) -> Parts:
 
 
 def _class(kind: type, keep: bool) -> Parts:
-    """The attributes of a class that is of no library, and its bases."""
+    """Attributes and bases of a user-defined class."""
     own = {
         name: value
         for name, value in vars(kind).items()
@@ -330,7 +331,7 @@ def _class(kind: type, keep: bool) -> Parts:
 
 
 def _object(obj: Any, keep: bool) -> Parts:
-    """Attributes, slots, and the entries of the built-in type that the class derives from."""
+    """Attributes, slots, and the contents of the built-in type that the class derives from."""
     kind = type(obj)
     restores: list[Callable[[Replace], None]] = []
     children: list[tuple[str, Any]] = []
@@ -381,12 +382,12 @@ def _set_slot(slot: Any, obj: Any, value: Any, replace: Replace) -> None:
 
 
 def _is_of_c(kind: type) -> bool:
-    """Whether objects of this class have memory that Python does not see."""
+    """Whether objects of this class have memory that is not visible from Python."""
     return not kind.__flags__ & (1 << 9) or isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType)
 
 
 def _built_in(obj: Any, base: type, children: list[tuple[str, Any]], restores: list[Callable[[Replace], None]]) -> Any:
-    """What a built-in type holds: entries are added to the children, what is fixed is returned."""
+    """Read the contents of a built-in type: append entries to `children` and return the fixed data."""
     if issubclass(base, (list, deque)):
         entries = list(base.__iter__(obj))
         children += [(f"[{i}]", entry) for i, entry in enumerate(entries)]
@@ -412,12 +413,12 @@ def _built_in(obj: Any, base: type, children: list[tuple[str, Any]], restores: l
 
 
 def _reduced(obj: Any, children: list[tuple[str, Any]], restores: list[Callable[[Replace], None]]) -> Any:
-    """What copying would copy."""
+    """Read the data that copying would copy."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = obj.__reduce_ex__(4)
-    except Exception as error:  # whatever a class of somebody else raises
+    except Exception as error:  # a class of the user may raise anything
         raise Incomparable(str(error)) from error
     if isinstance(found, str):
         return found
@@ -425,7 +426,7 @@ def _reduced(obj: Any, children: list[tuple[str, Any]], restores: list[Callable[
     rest += [None] * (3 - len(rest))
     state, entries, items = rest[:3]
     if getattr(made_by, "__name__", None) == "__newobj__" and _attributes(obj) is not None:
-        state = None  # the attributes, which are read anyhow
+        state = None  # these are the attributes, which are read separately
     children += [(".__reduce__", arguments), (".__getstate__", state)]
     for more in (entries, items):
         if isinstance(more, Iterable):

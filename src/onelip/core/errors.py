@@ -1,20 +1,20 @@
-"""Errors that several packages raise; without torch, so that the command line can import them at once."""
+"""Exceptions shared by several packages. This module does not import torch, so the command line starts quickly."""
 
 
 class UsageError(Exception):
-    """Marker base class for user errors: an unknown name, a value out of range, a path where nothing is.
+    """Marker base class for user errors: an unknown name, a value out of range, a path that does not exist.
 
-    An error carries it besides its own kind. The command line then exits with code 2, as for unknown flags, and with
-    code 1 for a job that failed.
+    Exceptions inherit from it in addition to their own base class. The command line exits with code 2 for these errors,
+    as it does for unknown flags, and with code 1 for all other failures.
     """
 
 
 class RunError(RuntimeError):
-    """A run, or a file that a command reads or writes, cannot be used. What was saved before is unchanged."""
+    """A run, or a file that a command reads or writes, cannot be used. Previously saved files are unchanged."""
 
 
 class UnsupportedLayer(ValueError):
-    """A layer, or a setting of it, for which the bound does not hold."""
+    """The bound does not hold for this layer or for one of its settings."""
 
 
 class NonFiniteWeight(ValueError):
@@ -22,15 +22,15 @@ class NonFiniteWeight(ValueError):
 
 
 class UnknownLipschitzConstant(ValueError):
-    """No Lipschitz constant is known for a module: none has been proved, which does not mean that there is none."""
+    """No Lipschitz constant has been proved for a module. The module may still be Lipschitz continuous."""
 
 
 class ProofError(ValueError):
-    """A network, or its numbers, for which no statement about the running program can be proved."""
+    """Nothing can be proved about the running program for this network or these values."""
 
 
 class OutOfRange(ProofError, OverflowError):
-    """A number of a proof that float64 cannot represent."""
+    """A proof needs a number outside the range of float64."""
 
 
 class CannotTrace(ValueError):
@@ -38,27 +38,27 @@ class CannotTrace(ValueError):
 
 
 class ChangingModel(ValueError):
-    """A model whose state changes when it runs, or that holds something that cannot be compared."""
+    """The state of a model changes when it runs, or contains an object that cannot be compared."""
 
 
 class UnsoundBound(RuntimeError):
-    """A measured ratio above a proved bound: a mistake in a rule, or in a constant that a module states."""
+    """A measured ratio exceeds a proved bound: a rule, or the constant that a module states, is wrong."""
 
 
 class RecipeError(UsageError, ValueError):
-    """An invalid option or recipe: an unknown name, a wrong type, a value out of range, options that contradict."""
+    """An invalid option or recipe: an unknown name, a wrong type, a value out of range, or conflicting options."""
 
 
 class NoRun(UsageError, RunError):
-    """A path that holds no run."""
+    """The path contains no run."""
 
 
 class PathTaken(UsageError, RunError):
-    """A path to write to that something else occupies."""
+    """The output path already exists."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint, or a file of weights, that cannot be written or used."""
+    """A checkpoint or a weight file cannot be written or used."""
 
 
 class Diverged(RunError):
@@ -66,14 +66,14 @@ class Diverged(RunError):
 
 
 class OtherProcessFailed(RunError):
-    """Another of several processes failed and reports why."""
+    """Another process of a distributed run failed; the message contains its error."""
 
 
 class Stopped(RunError):
-    """A run stopped on request; it was saved and can be resumed.
+    """The run stopped on request; it was saved and can be resumed.
 
     Attributes:
-        signal_number: the signal that requested it.
+        signal_number: the signal that requested the stop.
     """
 
     def __init__(self, message: str, signal_number: int) -> None:

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, made durable, then renamed."""
+"""Atomic file writes (temporary file, fsync, rename), JSON files, and directory locks."""
 
 import errno
 import json
@@ -12,21 +12,21 @@ from onelip.core.errors import RunError
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put a file in its place at once. Whatever happens, a kill or a full disk, the old file or the new one is there.
+    """Write a file atomically: after a kill or a full disk, either the old file or the new one exists.
 
     Raises:
-        RunError: if the disk refuses; what was there is untouched.
+        RunError: if the file cannot be written; the old file is unchanged.
     """
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as out:
             out.write(content)
             out.flush()
-            # Without it a crash of the machine can leave a renamed file of zero bytes.
+            # Without fsync, a crash of the machine can leave a renamed file of zero bytes.
             os.fsync(out.fileno())
         os.replace(part, path)
         _sync_directory(path.parent)
-    except BaseException as error:  # Ctrl-C too: nothing is left behind
+    except BaseException as error:  # also Ctrl-C: remove the temporary file
         with suppress(OSError):
             part.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -35,7 +35,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(folder: Path) -> None:
-    with suppress(OSError):  # not every file system lets a directory be synced; the rename stands all the same
+    with suppress(OSError):  # not every file system can sync a directory; the rename is still atomic
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -44,26 +44,30 @@ def _sync_directory(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Readable JSON, whole."""
+    """Write indented JSON atomically."""
     write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file of a run."""
+    """Return the content of a JSON file.
+
+    Raises:
+        RunError: if the file cannot be read or is not JSON.
+    """
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise RunError(f"{path}: expected a readable file, got {error.strerror}") from error
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise RunError(f"{path}: expected JSON, got something else ({error}); the file is damaged") from error
+        raise RunError(f"{path}: expected JSON, but the file is damaged ({error})") from error
 
 
 def disk_error(error: OSError, path: Path) -> RunError:
     """Convert an OSError to a RunError with advice."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RunError(f"{path}: cannot be written, the disk is full ({error.strerror}); make room there")
+        return RunError(f"{path}: cannot be written, the disk is full ({error.strerror}); free some space")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return RunError(f"{path}: cannot be written, the directory is read-only ({error.strerror}); choose another")
+        return RunError(f"{path}: cannot be written, it is read-only ({error.strerror}); choose another directory")
     return RunError(f"{path}: cannot be written ({error.strerror or error})")
 
 
@@ -72,11 +76,14 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(directory: Path, busy: str) -> Iterator[None]:
-    """Make a directory, and keep other processes out of it; the lock ends with the process, however it ends.
+    """Create a directory and lock it against other processes. The lock is released when the process ends.
 
     Args:
-        directory: where.
-        busy: message of the error for a second process.
+        directory: the directory.
+        busy: error message for a second process.
+
+    Raises:
+        RunError: if another process holds the lock, or if the directory cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A float is an integer times a power of two. Stored numbers are read from their bits, so nothing is ever rounded.
+"""Exact access to floats as integers times powers of two, by reading their bits. Nothing is rounded.
 
-Reading bits is also what makes this work in a process that flushes subnormal numbers to zero
-(`torch.set_flush_denormal`): arithmetic on such weights would silently see zeros.
+Reading bits also works in a process that flushes subnormal numbers to zero (`torch.set_flush_denormal`), where
+arithmetic on such weights would silently use zeros.
 """
 
 from fractions import Fraction
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from onelip.core.errors import NonFiniteWeight
 
-# Number of bits of the fraction, and the bias of the exponent.
+# Integer type of the same size, number of bits of the fraction, and bias of the exponent.
 _FORMATS = {
     torch.float16: (torch.int16, 10, 15),
     torch.bfloat16: (torch.int16, 7, 127),
     torch.float32: (torch.int32, 23, 127),
     torch.float64: (torch.int64, 52, 1023),
 }
-# What lies further than this below the largest weight is left out of `scaled`; see there.
+# `scaled` sets numbers to zero whose exponent is more than this below that of the largest.
 _DEPTH = 1000
 _NONE = -(2**20)
 
@@ -27,7 +27,7 @@ _NONE = -(2**20)
 class Dyadic(NamedTuple):
     """The numbers mantissa * 2^exponent, both int64 tensors, |mantissa| < 2^53.
 
-    As a float stores them: a number with a smaller exponent than another one is not larger.
+    Exponents are as in the floats: a number with a smaller exponent than another one is not larger in magnitude.
     """
 
     mantissa: Tensor
@@ -45,10 +45,10 @@ class Dyadic(NamedTuple):
 
 
 def read(weight: Tensor) -> Dyadic:
-    """The stored numbers of a weight, exactly.
+    """Return the stored numbers of a weight, exactly.
 
     Raises:
-        NonFiniteWeight: if there is an infinity or a NaN.
+        NonFiniteWeight: if the weight contains an infinity or a NaN.
         TypeError: for types other than float16, bfloat16, float32 and float64.
 
     Examples:
@@ -64,18 +64,18 @@ def read(weight: Tensor) -> Dyadic:
     if weight.numel() and int(field.max()) == 2 * bias + 1:
         count = int((field == 2 * bias + 1).sum())
         raise NonFiniteWeight(
-            f"expected finite weights, got {count} of {weight.numel()} that are infinite or not a number; "
-            "train again, or load weights from before it diverged"
+            f"expected finite weights, got {count} NaN or infinite of {weight.numel()} values; "
+            "load weights from before the training diverged"
         )
     mantissa = bits & (2**digits - 1)
-    mantissa += field.clamp(max=1) << digits  # the leading 1 that is not stored, but for subnormal numbers
+    mantissa += field.clamp(max=1) << digits  # the implicit leading 1, which subnormal numbers do not have
     return Dyadic(torch.where(bits < 0, -mantissa, mantissa), field.clamp_(min=1) - (bias + digits))
 
 
 def scaled(numbers: Dyadic) -> tuple[Tensor, int]:
-    """(K, e): float64 numbers K with 1 <= max |K| < 2, and the numbers are K 2^e.
+    """Return (K, e): float64 numbers K with 1 <= max |K| < 2 such that the numbers are K 2^e.
 
-    Exact, but for numbers below 2^-940 times the largest, which are zero in K. No number in K is subnormal.
+    Exact, except that numbers below 2^-940 times the largest may be zero in K. No number in K is subnormal.
     """
     top = numbers.top
     shift = numbers.exponent - top
@@ -85,14 +85,14 @@ def scaled(numbers: Dyadic) -> tuple[Tensor, int]:
 
 
 def integers(values: Tensor) -> tuple[list[int], int]:
-    """The numbers in order as integers M and one exponent e with values = M 2^-e, exactly.
+    """Return the numbers in order as integers M and one exponent e with values = M 2^-e, exactly.
 
     Examples:
         >>> integers(torch.tensor([0.5, 3.0]))
         ([1, 6], 1)
     """
     mantissa, exponent = (part.flatten() for part in read(values))
-    # Trailing zeros would only make the integers longer. m & -m is the lowest bit that is set, a power of two.
+    # Remove trailing zeros, which would only make the integers longer. m & -m is the lowest set bit, a power of two.
     zeros = torch.frexp((mantissa & -mantissa).to(torch.float64)).exponent - 1
     zeros = torch.where(mantissa != 0, zeros, 0)
     exponent = torch.where(mantissa != 0, exponent + zeros, 0)
@@ -102,21 +102,21 @@ def integers(values: Tensor) -> tuple[list[int], int]:
 
 
 def squared_distance(point: Tensor, image: Tensor) -> Fraction:
-    """||point - image||^2 of two tensors of one shape, exactly.
+    """Return ||point - image||^2 of two tensors of the same shape, exactly.
 
     Examples:
         >>> squared_distance(torch.tensor([1.0, 2.0**-60]), torch.zeros(2)) == 1 + Fraction(1, 2**120)
         True
     """
     if point.shape != image.shape:
-        raise ValueError(f"expected two points of one shape, got {tuple(point.shape)} and {tuple(image.shape)}")
+        raise ValueError(f"expected two points of the same shape, got {tuple(point.shape)} and {tuple(image.shape)}")
     numbers, exponent = integers(torch.stack([point.detach().double(), image.detach().double()]))
     half = len(numbers) // 2
     return Fraction(sum((a - b) ** 2 for a, b in zip(numbers[:half], numbers[half:], strict=True)), 1 << 2 * exponent)
 
 
 def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """2^exponent exactly, by writing the exponent field of the float: exp2 and pow may be off by a rounding."""
+    """Return 2^exponent exactly, by writing the exponent field of the float: exp2 and pow may round."""
     if dtype == torch.float64:
         return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)

@@ -1,20 +1,22 @@
-"""What a torch layer does to space: the one place that knows weight layouts, groups, strides, dilations and padding.
+"""Spatial geometry of torch layers: weight layouts, groups, strides, dilations and padding.
 
-Every linear layer of torch is turned into one form, a batch of kernels (g, rows, columns, *taps) of stride-1
-convolutions whose columns are to be rescaled. Two facts make this possible.
+Every linear layer of torch is converted to one form: a batch of kernels (g, rows, columns, *taps) of stride-1
+convolutions whose columns are rescaled. Two facts make this possible.
 
 Note [Phases]
-    With stride s and dilation d, tap t of output o reads input s o + d t - p. Two taps meet the same input pixel only
-    if d (t - t') is a multiple of s, that is, if t = t' modulo s / gcd(s, d). So the taps fall into s / gcd(s, d)
+    With stride s and dilation d, tap t of output o reads input s o + d t - p. Two taps read the same input pixel only
+    if d (t - t') is a multiple of s, that is, if t = t' modulo s / gcd(s, d). So the taps split into s / gcd(s, d)
     phases per axis, and a strided convolution is a stride-1 convolution whose columns are pairs (input channel, phase):
-    `torch.nn.functional.pixel_unshuffle` of the kernel. Dilation otherwise only moves the entries of the Gram operator.
+    `torch.nn.functional.pixel_unshuffle` of the kernel. Apart from this, dilation only moves the entries of the Gram
+    operator.
 
 Note [Borders]
-    A zero-padded layer is S T E: zeros around the input (E, an isometry), the operator T on all of Z^D, and a choice of
-    outputs (S, norm 1). So what bounds T bounds the layer, for every amount of zero padding, 'same', 'valid' and
-    output_padding. Circular padding repeats no output as long as left + right padding is at most d (k - 1), and then
-    the periodic operator's Gram entries are folded ones, whose absolute sums are not larger. Its phases close up only
-    if s divides the input size. Reflect and replicate padding copy pixels: their norm is above 1.
+    A zero-padded layer is S T E: E adds zeros around the input (an isometry), T is the operator on all of Z^D, and S
+    selects outputs (norm 1). So a bound on T is a bound on the layer, for every amount of zero padding, 'same',
+    'valid' and output_padding. Circular padding repeats no output as long as left + right padding is at most d (k - 1).
+    The Gram entries of the periodic operator are then sums of those of T (entries that coincide modulo the period), so
+    their absolute sums are not larger. The phases are consistent across the border only if s divides the input size.
+    Reflect and replicate padding copy pixels: their norm is above 1.
 """
 
 import math
@@ -46,10 +48,11 @@ class Geometry:
         transposed: whether the first axis of the weight counts input channels (ConvTranspose) rather than outputs.
         groups: number of channel groups.
         kernel_size: taps per axis; () for Linear.
-        phases: number of phases per axis, see Note [Phases]; 1 where the plain bound has to serve.
-        identity_tap: the tap per axis that, alone, makes the layer an identity or the nearest to it.
+        phases: number of phases per axis, see Note [Phases]; 1 where the stride-aware bound does not apply.
+        identity_tap: index per axis of the tap that alone makes the layer an identity, or the closest map to it.
         strided: whether any stride is above 1.
-        needs_size_divisible_by: for circular layers whose phases are used: what the input size must be a multiple of.
+        needs_size_divisible_by: for circular layers that use phases, the number per axis that must divide the input
+            size; None for all other layers.
     """
 
     transposed: bool
@@ -65,25 +68,25 @@ class Geometry:
         return (side == "inputs") != self.transposed
 
     def to_kernel(self, weight: Tensor, side: str) -> Tensor:
-        """weight (first, second, *taps) -> kernel (g, rows, columns, *taps), the columns being the given side."""
+        """Convert a weight (first, second, *taps) to a kernel (g, rows, columns, *taps) with `side` as the columns."""
         kernel = weight.unflatten(0, (self.groups, -1))  # (g, first, second, *taps)
         if any(s > 1 for s in self.phases):
             kernel = self._split_phases(kernel)
         return kernel if self.columns_are_second(side) else kernel.transpose(1, 2)
 
     def to_weight(self, kernel: Tensor, side: str) -> Tensor:
-        """The inverse of to_kernel."""
+        """Convert a kernel back to a weight; the inverse of `to_kernel`."""
         kernel = kernel if self.columns_are_second(side) else kernel.transpose(1, 2)
         if any(s > 1 for s in self.phases):
             kernel = self._join_phases(kernel)
         return kernel.flatten(0, 1)
 
     def kernel_shape(self, weight_shape: Sequence[int], side: str) -> tuple[int, ...]:
-        """The shape of to_kernel's result."""
+        """Return the shape of the result of `to_kernel`."""
         return tuple(self.to_kernel(torch.empty(tuple(weight_shape), device="meta"), side).shape)
 
     def _split_phases(self, kernel: Tensor) -> Tensor:
-        # Missing taps are zeros, so that every phase has the same number of taps.
+        # Pad with zero taps so that every phase has the same number of taps.
         missing = [(-k) % s for k, s in zip(self.kernel_size, self.phases, strict=True)]
         kernel = F.pad(kernel, [amount for m in reversed(missing) for amount in (0, m)])
         for axis, s in enumerate(self.phases):
@@ -103,19 +106,19 @@ class Geometry:
 
 
 def geometry_of(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Geometry:
-    """Read a layer's geometry.
+    """Return the geometry of a linear layer.
 
     Args:
-        module: one of LINEAR_LAYERS.
-        input_size: the spatial size of the input, if it is fixed. Only a strided circular convolution has use for it.
+        module: one of `LINEAR_LAYERS`.
+        input_size: the spatial size of the input, if it is fixed. Only strided circular convolutions use it.
 
     Raises:
-        UnsupportedLayer: for other layers, and for padding that makes the bound false, with the way out.
+        UnsupportedLayer: for other layers, and for padding for which the bound does not hold.
     """
     if any(isinstance(parameter, nn.UninitializedParameter) for parameter in module._parameters.values()):
         raise UnsupportedLayer(
-            f"expected a layer with weights, got {type(module).__name__} before its first input; "
-            "run the model once, so that its shapes are known, and then apply the method"
+            f"{type(module).__name__} has no weights before its first input; "
+            "run the model once to initialise it, then apply the method"
         )
     if isinstance(module, nn.Linear):
         return Geometry(False, 1, (), (), ())
@@ -136,7 +139,7 @@ def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[i
     elif module.padding_mode != "zeros" and any(sum(p) > 0 for p in padding):
         raise UnsupportedLayer(
             f"expected zero or circular padding, got padding_mode={module.padding_mode!r} with padding "
-            f"{module.padding}: it copies pixels of the input, so even the identity kernel has a norm above 1; "
+            f"{module.padding}, which copies pixels of the input, so even the identity kernel has a norm above 1; "
             "use padding_mode='zeros' (or 'circular'), or crop instead of padding"
         )
     phases = [min(s // math.gcd(s, d), k) for k, s, d in zip(kernel, stride, dilation, strict=True)]
@@ -162,7 +165,7 @@ def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[i
 
 
 def padding_of(module: nn.modules.conv._ConvNd) -> list[tuple[int, int]]:
-    """(left, right) for each axis, as torch pads."""
+    """Return the padding (left, right) of each axis, as torch applies it."""
     if module.padding == "same":
         totals = [d * (k - 1) for k, d in zip(module.kernel_size, module.dilation, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]
@@ -182,6 +185,7 @@ def _check_circular(module: nn.modules.conv._ConvNd, padding: list[tuple[int, in
 
 
 def sizes_per_axis(size: int | Sequence[int] | None, dims: int) -> Sequence[int | None]:
+    """Return one size for each axis; a single number, or None, is repeated."""
     if size is None or isinstance(size, int):
         return [size] * dims
     if len(size) != dims:
@@ -190,7 +194,7 @@ def sizes_per_axis(size: int | Sequence[int] | None, dims: int) -> Sequence[int 
 
 
 def _identity_tap(k: int, s: int, d: int, left: int, phases: int) -> int:
-    """The tap that reads the input pixel itself if there is one, else a middle one; counted in taps of a phase."""
+    """Index, within a phase, of the tap that reads the input pixel itself if there is one, else of a middle tap."""
     if s == 1 and left % d == 0 and left // d < k:
         return left // d
-    return (k // phases - 1) // 2  # of the taps that every phase has
+    return (k // phases - 1) // 2  # middle of the k // phases taps that every phase has

@@ -1,4 +1,4 @@
-"""Images as the certified program takes them: pixels in [0, 1], of uint8 (divided by 255) or float."""
+"""Images as the certified program reads them: pixels in [0, 1], stored as uint8 (divided by 255) or float."""
 
 import hashlib
 
@@ -10,39 +10,47 @@ DTYPES = {torch.uint8: "uint8", torch.float32: "float32", torch.float64: "float6
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is no batch of images in [0, 1]; NaN is not in it.
+    """Check that a tensor is a batch of images with all values in [0, 1].
 
     Raises:
-        ValueError: with what came and what to do.
+        ValueError: for other types and shapes, for an empty batch, and for values outside [0, 1], including NaN.
     """
     if not isinstance(images, Tensor):
         raise ValueError(f"expected images as a tensor, got {type(images).__name__}; use torch.as_tensor(images)")
     if images.dtype not in DTYPES:
         raise ValueError(
-            f"expected images of uint8, float32 or float64, got {images.dtype}; use .to(torch.uint8) for 0..255"
+            f"expected images of dtype uint8, float32 or float64, got {images.dtype}; "
+            "use images.to(torch.uint8) for values 0..255"
         )
     if images.dim() >= 2 and len(images) == 0:
         raise ValueError(f"expected at least one image, got none (shape {tuple(images.shape)})")
     if images.dim() < 2 or images.numel() == 0:
         raise ValueError(
-            f"expected images (N, channels, height, width), got the shape {tuple(images.shape)}; "
-            "for one image add a batch axis with image[None]"
+            f"expected images of shape (N, channels, height, width), got {tuple(images.shape)}; "
+            "for a single image, add a batch axis with image[None]"
         )
     if images.dtype == torch.uint8:
         return
-    low, high = float(images.min()), float(images.max())  # NaN if one is there
+    low, high = float(images.min()), float(images.max())  # both are NaN if any value is
     if not (low >= 0 and high <= 1):
-        advice = "divide by 255, or give them as uint8" if 1 < high <= 255 and low >= 0 else "bring them into [0, 1]"
+        advice = "divide by 255, or pass uint8" if 1 < high <= 255 and low >= 0 else "rescale them to [0, 1]"
         raise ValueError(
-            f"expected images in [0, 1], got values from {low:g} to {high:g}; {advice} (a normalisation belongs into "
+            f"expected images in [0, 1], got values from {low:g} to {high:g}; {advice} (put a normalisation into "
             "the model: onelip.nn.Normalize)"
         )
 
 
 def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images as a network takes them: integer pixels k become k / 255, rounded once; floats are only cast.
+    """Convert images to floats: integer pixels k become k / 255, rounded once; floats are only cast.
 
-    The one scaling of images in the library: training, evaluation, certification, attacks and exports use it.
+    This is the only scaling of images in the library. Training, evaluation, certification, attacks and export use it.
+
+    Args:
+        images: integer or floating-point images of any shape.
+        dtype: dtype of the result.
+
+    Returns:
+        The images in `dtype`, of the same shape.
 
     Examples:
         >>> to_float(torch.tensor([255, 51], dtype=torch.uint8))
@@ -53,7 +61,7 @@ def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def images_hash(images: Tensor) -> str:
-    """SHA-256 of all values in order, as a .npy file holds them after its header.
+    """Return the SHA-256 of all values in order (little-endian, C order), as a .npy file stores them after its header.
 
     Examples:
         >>> images_hash(torch.zeros(1, 1, dtype=torch.uint8)) == hashlib.sha256(bytes(1)).hexdigest()

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first used, so that the command line answers without torch."""
+"""Lazy public names of a package: modules are imported on first use, so the command line starts without torch."""
 
 import ast
 import importlib
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package that lists its public names below `if TYPE_CHECKING:`.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that lists its public names under `TYPE_CHECKING`.
 
-    The list is there once, in the form that type checkers read: `from onelip.core.bake import bake as bake`.
+    The names are written once, in the form that type checkers read: `from onelip.core.bake import bake as bake`.
 
     Args:
         package: `__name__` of the package.
-        file: its `__file__`.
+        file: `__file__` of the package.
     """
     places = dict(_listed(Path(file).read_text(encoding="utf-8")))
 

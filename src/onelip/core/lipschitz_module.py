@@ -1,9 +1,4 @@
-"""What every layer of `onelip.nn` promises: a number L with ||f(x) - f(y)||_2 <= L ||x - y||_2 for all x, y.
-
-The number is about the module as a map between whole samples (all axes but the batch axis flattened), in eval mode,
-in real arithmetic. Rounding of the program is a matter for the certificate, not for this number.
-Composition: L(f after g) <= L(f) L(g), the only rule used here; anything else is the work of the audit.
-"""
+"""Base class of the layers of `onelip.nn`, which state a proved Lipschitz constant."""
 
 from typing import ClassVar
 
@@ -16,7 +11,17 @@ from onelip.core.guards import InputSizeGuard
 
 
 class LipschitzModule(nn.Module):
-    """Base of the layers with a proved constant: set `proved_constant`, or override `lipschitz_constant`.
+    r"""Base class of layers with a proved L2 Lipschitz constant.
+
+    The constant is a number $L$ with $\lVert f(x) - f(y) \rVert_2 \le L \lVert x - y \rVert_2$ for all $x, y$. It
+    describes the module as a map between whole samples (all axes but the batch axis flattened), in eval mode and in
+    real arithmetic. Certificates account for rounding separately. Constants of a composition multiply,
+    $L(f \circ g) \le L(f) L(g)$.
+
+    Subclasses set `proved_constant` or override `lipschitz_constant`.
+
+    Attributes:
+        proved_constant: the constant, if it is the same for all instances; else None.
 
     Examples:
         >>> class Mirror(LipschitzModule):
@@ -33,8 +38,10 @@ class LipschitzModule(nn.Module):
     def lipschitz_constant(self) -> float:
         """A proved bound on the L2 Lipschitz constant (eval mode, real arithmetic).
 
-        Read by `onelip.summary`, and by the audit of whole networks.  A layer that overrides it must never
-        return a smaller number than it can prove, and raises `UnknownLipschitzConstant` where it can prove none.
+        `onelip.summary` and `onelip.audit` read it. An override must never return a smaller number than it can prove.
+
+        Raises:
+            UnknownLipschitzConstant: if no constant is proved.
         """
         if self.proved_constant is None:
             raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
@@ -54,7 +61,7 @@ def is_changed(module: nn.Module) -> str | None:
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
         _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
     ):
-        return "its class overrides forward without stating a constant anew"
+        return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:
         if isinstance(module, torch_layer) and any(
             getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")

@@ -1,8 +1,8 @@
-"""What every method that acts on a weight shares: a map P -> W, and what is proved of the layer that has W.
+"""Base class of all parametrizations: a map P -> W, and the constant proved for the layer with weight W.
 
-A parametrization states a constant L with ||W x|| <= L ||x|| for every P, or None if it proves none; then the bound of
-the stored weight (`onelip.bounds`) is what evaluation and export go by. It was made for one geometry, and what it
-states is true only as long as the layer keeps it.
+A parametrization states a constant L with ||W x|| <= L ||x|| for every P, or None if it proves none; evaluation and
+export then use the bound of the stored weight (`onelip.bounds`). The statement holds for the geometry that the
+parametrization was created for, and only while the layer keeps that geometry.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,14 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class LipschitzParametrization(nn.Module):
-    """Base of maps from a free weight to one whose layer has a known constant: override `forward` and `describe`.
+    """Base class of maps from a free parameter to a weight whose layer has a known constant.
+
+    Subclasses override `forward` and `describe`, and `constant_in` if they prove a constant.
 
     Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        geometry: geometry of the layer, from `onelip.core.geometry.geometry_of`.
         weight_shape: shape of the weight.
-        lipschitz: the constant that is aimed at.
+        lipschitz: target Lipschitz constant.
 
     Examples:
         >>> class Halved(LipschitzParametrization):
@@ -35,7 +37,7 @@ class LipschitzParametrization(nn.Module):
         ...         return P / 2
         >>> layer = nn.Linear(2, 2)
         >>> _ = attach(layer, Halved(geometry_of(layer), layer.weight.shape))
-        >>> find_parametrization(layer).constant_in(torch.float32) is None  # nobody has proved one
+        >>> find_parametrization(layer).constant_in(torch.float32) is None  # no constant is proved
         True
     """
 
@@ -54,34 +56,37 @@ class LipschitzParametrization(nn.Module):
         return None
 
     def forward(self, P: Tensor) -> Tensor:
-        """The weight W of the layer, of the shape and type of P."""
+        """Return the weight W of the layer, with the shape and dtype of P."""
         raise NotImplementedError
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """A parameter for which the weight is W, or near it; by default W itself."""
+        """Return a parameter whose weight is W or close to it; by default W itself."""
         return W
 
     def constant_in(self, dtype: torch.dtype) -> float | None:
-        """The constant proved for the layer in eval mode, with its weight stored in this type; None if none is."""
+        """Return the constant proved for the layer in eval mode with its weight stored in `dtype`; None if unproved."""
         return None
 
     def estimated_constant(self, P: Tensor) -> Tensor:
-        """The constant of the layer as training may use it, differentiable in P; never what a certificate rests on."""
+        """Return an estimate of the constant for training losses, differentiable in P; never used in certificates."""
         proved = self.constant_in(P.dtype)
         if proved is None:
             raise NotImplementedError(f"{type(self).__name__} has neither a proved constant nor an estimate")
         return P.new_tensor(proved)
 
     def describe(self) -> str:
-        """A few words for `onelip.summary`."""
+        """Return a short description for `onelip.summary`."""
         return type(self).__name__
 
     def advice(self) -> str | None:
-        """A hint where other settings would serve better, else None."""
+        """Return a hint if other settings would work better, else None."""
         return None
 
-    def outgrown(self, module: nn.Module) -> str | None:
-        """Why what was proved does not fit the layer any more, or None: settings of a layer can be changed later."""
+    def mismatch(self, module: nn.Module) -> str | None:
+        """Return why the proved constant no longer applies to the layer, or None if it does.
+
+        The settings of a layer can be changed after a parametrization was attached to it.
+        """
         promised = self.geometry.needs_size_divisible_by
         try:
             fits = geometry_of(module, promised) == self.geometry
@@ -90,12 +95,16 @@ class LipschitzParametrization(nn.Module):
         if not fits:
             return f"its settings were changed after {type(self).__name__} was applied"
         if promised and not any(isinstance(hook, InputSizeGuard) for hook in module._forward_pre_hooks.values()):
-            return "the guard of its promised input size was removed"
+            return "the hook that checks its input size was removed"
         return None
 
 
 def check_lipschitz(lipschitz: object, dtype: torch.dtype | None = None) -> float:
-    """A positive number that the type can hold, or an error."""
+    """Return a Lipschitz constant as a float.
+
+    Raises:
+        ValueError: unless it is a positive number that `dtype` can represent.
+    """
     largest = torch.finfo(dtype or torch.float64).max
     if isinstance(lipschitz, bool) or not isinstance(lipschitz, (int, float)) or not 0 < lipschitz <= largest:
         raise ValueError(f"expected lipschitz to be a positive number of at most {largest:.3g}, got {lipschitz!r}")
@@ -103,7 +112,11 @@ def check_lipschitz(lipschitz: object, dtype: torch.dtype | None = None) -> floa
 
 
 def working_type(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute a weight in: lower precisions are widened, since a Gram matrix in bfloat16 proves nothing."""
+    """Return the dtype to compute a weight in: float32 for half precision, since a bfloat16 Gram matrix proves nothing.
+
+    Raises:
+        TypeError: for types other than float16, bfloat16, float32 and float64.
+    """
     if dtype in (torch.bfloat16, torch.float16):
         return torch.float32
     if dtype not in (torch.float32, torch.float64):
@@ -114,7 +127,7 @@ def working_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def weight_of(module: nn.Module, geometry: Geometry, name: str = "weight") -> Tensor:
-    """The weight that a method is to act on, checked."""
+    """Return the weight that a method is applied to, after checking its shape and dtype."""
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 + len(geometry.kernel_size):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
@@ -124,21 +137,34 @@ def weight_of(module: nn.Module, geometry: Geometry, name: str = "weight") -> Te
 
 
 def attach(module: Layer, parametrization: LipschitzParametrization, name: str = "weight") -> Layer:
-    """Put a parametrization on a layer's weight, in place, with the guard of the input size that its bound needs."""
+    """Register a parametrization on the weight of a layer in place, with the input size check that its bound needs.
+
+    Args:
+        module: the layer.
+        parametrization: the map from the parameter to the weight.
+        name: name of the weight.
+
+    Returns:
+        The layer.
+
+    Raises:
+        ValueError: if the weight has a parametrization of onelip already.
+        UnsupportedLayer: if the weight is computed from several parameters.
+    """
     found = parametrization_list(module, name)
     if found is not None and any(isinstance(map, LipschitzParametrization) for map in found):
         taken = next(type(map).__name__ for map in found if isinstance(map, LipschitzParametrization))
         raise ValueError(
-            f"expected {name!r} without {taken}, got one that has it already; "
-            f"use torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) to begin anew"
+            f"{name!r} is already parametrized by {taken}; "
+            f"call torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first"
         )
     if found is not None and not found.is_tensor:  # projection, reset and losses need the one parameter
         taken = ", ".join(type(map).__name__.lstrip("_") for map in found)
         raise UnsupportedLayer(
-            f"expected {name!r} with one parameter behind it, got one that {taken} makes of {found.ntensors}; "
-            f"use torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first"
+            f"expected {name!r} to be computed from one parameter, got {found.ntensors} parameters of {taken}; "
+            f"call torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first"
         )
-    # unsafe=True only spares torch's own trial run of a map that keeps shape and type.
+    # unsafe=True only skips torch's check that the map keeps shape and dtype, which runs the map.
     parametrize.register_parametrization(module, name, parametrization, unsafe=True)
     accept_plain_weights(module)
     if parametrization.geometry.needs_size_divisible_by is not None:
@@ -147,16 +173,16 @@ def attach(module: Layer, parametrization: LipschitzParametrization, name: str =
 
 
 def find_parametrization(module: nn.Module, name: str = "weight") -> LipschitzParametrization | None:
-    """The parametrization of a layer that is one of onelip's, or None."""
+    """Return the onelip parametrization that determines the weight of a layer, or None."""
     found = parametrization_list(module, name)
     if found is None:
         return None
-    last = list(found)[-1]  # only the last map decides what the weight is
+    last = list(found)[-1]  # the last map determines the weight
     return last if isinstance(last, LipschitzParametrization) else None
 
 
 def original_of(module: nn.Module, name: str = "weight") -> Tensor:
-    """The parameter P behind a parametrized weight."""
+    """Return the parameter P of a parametrized weight."""
     found = parametrization_list(module, name)
     assert found is not None
     original = found.original
@@ -165,7 +191,7 @@ def original_of(module: nn.Module, name: str = "weight") -> Tensor:
 
 
 def parametrization_list(module: nn.Module, name: str = "weight") -> parametrize.ParametrizationList | None:
-    """torch's own record of what is registered on a tensor of a module, or None."""
+    """Return torch's list of the parametrizations of a tensor, or None."""
     if not parametrize.is_parametrized(module, name):
         return None
     lists = module.parametrizations
@@ -176,7 +202,7 @@ def parametrization_list(module: nn.Module, name: str = "weight") -> parametrize
 
 
 def bound_by_construction(module: nn.Module) -> Bound | None:
-    """What the parametrization of a linear layer proves of it (eval mode); None if there is none of onelip's.
+    """Return the constant that the onelip parametrization of a layer proves in eval mode; None without one.
 
     Examples:
         >>> import onelip
@@ -186,7 +212,7 @@ def bound_by_construction(module: nn.Module) -> Bound | None:
     found = find_parametrization(module)
     if found is None:
         return None
-    if (reason := found.outgrown(module)) is not None:
+    if (reason := found.mismatch(module)) is not None:
         return Bound(None, reason)
     dtype = original_of(module).dtype
     constant = found.constant_in(dtype)

@@ -1,8 +1,8 @@
-"""Plain weights into a parametrized layer: `layer.weight = other.weight`, and the state dict of a plain network.
+"""Assign plain weights to a parametrized layer: `layer.weight = other.weight`, and state dicts of plain networks.
 
-torch's property takes tensors, but `nn.Module` refuses an `nn.Parameter` under a name that is a property, and
-`load_state_dict` knows only the parameter behind the weight. Both are taught to the class that torch makes for each
-parametrized layer, not to the layer by hooks: `remove_parametrizations` then leaves nothing behind.
+torch's property accepts tensors, but `nn.Module` rejects an `nn.Parameter` under a name that is a property, and
+`load_state_dict` knows only the parameter of the parametrization. Both methods are overridden in the class that torch
+creates for each parametrized layer, not by hooks of the layer, so `remove_parametrizations` removes them too.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from torch.nn.utils import parametrize
 
 
 def accept_plain_weights(module: nn.Module) -> None:
-    """Let a layer that is parametrized take Parameters by assignment and plain weights from a state dict."""
-    kind: Any = type(module)  # torch's own for this layer (and its copies)
+    """Let a parametrized layer accept Parameters by assignment and plain weights from a state dict."""
+    kind: Any = type(module)  # the class that torch created for this layer and its copies
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and parametrize.is_parametrized(self, name) and _plain_shape(self, name):
@@ -36,7 +36,7 @@ def accept_plain_weights(module: nn.Module) -> None:
 
 
 def _plain_shape(module: nn.Module, name: str) -> tuple[int, ...] | None:
-    """The shape of the plain weight that a map of onelip's was made for; None: the map that decides is another's."""
+    """Shape of the plain weight, if the last map is a parametrization of onelip; else None."""
     return getattr(_maps(module, name)[-1], "weight_shape", None)
 
 
@@ -48,10 +48,10 @@ def _maps(module: nn.Module, name: str) -> Any:
 
 @torch.no_grad()
 def _translate(module: nn.Module, name: str, state_dict: dict[str, Any], prefix: str) -> str | None:
-    """Exchange a plain weight in a state dict for the parameter behind it; the reason if that cannot be done.
+    """Replace a plain weight in a state dict by the parameter that yields it; return an error message if impossible.
 
-    Whatever else the parametrization has (learned channel weights, vectors of a power iteration) stays as it is: the
-    right inverse counts on it.
+    All other state of the parametrization (learned channel weights, vectors of a power iteration) is unchanged: the
+    right inverse depends on it.
     """
     maps = _maps(module, name)
     own = f"{prefix}parametrizations.{name}."
@@ -62,16 +62,16 @@ def _translate(module: nn.Module, name: str, state_dict: dict[str, Any], prefix:
     kept = maps.state_dict()
     original = kept["original"]
     if any(tensor.is_meta for key, tensor in kept.items() if key != "original" and isinstance(tensor, Tensor)):
-        return None  # nothing to count on: torch will name the keys that are missing
+        return None  # the right inverse needs their values; torch reports the missing keys
     del state_dict[prefix + name]
     state_dict.update({own + key: value for key, value in kept.items()})
     if W.shape != expected:
         return f"size mismatch for {prefix}{name}: expected a weight of shape {expected}, got {tuple(W.shape)}"
-    P = W.to(original.dtype) if original.is_meta else W.to(original)  # meta: with assign=True, W says where it lives
+    P = W.to(original.dtype) if original.is_meta else W.to(original)  # meta with assign=True: W decides the device
     try:
         for map in reversed(maps):
             P = map.right_inverse(P)
     except (ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-        return f"{prefix}{name}: expected a weight that {type(maps[-1]).__name__} can take, got {error}"
+        return f"{prefix}{name}: {type(maps[-1]).__name__} cannot represent this weight: {error}"
     state_dict[own + "original"] = P
     return None

@@ -1,4 +1,4 @@
-"""Keep what a proof rests on in the precision of its operands: no autocast, no TF32, no bfloat16 in disguise."""
+"""Run the products that a bound depends on in the precision of their operands: no autocast, no TF32, no bfloat16."""
 
 import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -9,13 +9,17 @@ import torch
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which products run in the precision of their operands, whatever is set outside.
+    """Return a context in which products run in the precision of their operands, whatever the global settings are.
 
-    A Gram matrix multiplied in bfloat16 or TF32 underestimates the norm by parts in a thousand; the layer would not be
-    1-Lipschitz any more. Autocast does that, and so do torch.set_float32_matmul_precision and, for convolutions on a
-    GPU, torch's defaults. In a program compiled by torch.compile only autocast is kept away: it must not allow TF32.
+    A Gram matrix computed in bfloat16 or TF32 underestimates the norm by parts in a thousand, and the layer would no
+    longer be 1-Lipschitz. Autocast lowers the precision, and so do `torch.set_float32_matmul_precision` and, for
+    convolutions on a GPU, torch's defaults. Inside torch.compile only autocast is disabled: a compiled program must be
+    run with settings that do not allow TF32.
+
+    Args:
+        device: device of the operands.
     """
-    # Devices without autocast (meta) have none to keep away.
+    # Some devices (meta) have no autocast to disable.
     plain = (
         torch.autocast(device.type, enabled=False) if torch.amp.is_autocast_available(device.type) else nullcontext()
     )
@@ -23,11 +27,11 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
 
 
 class _FullPrecision(AbstractContextManager[None]):
-    """The settings belong to the process, so the first to enter changes them and the last to leave restores them."""
+    """Process-wide precision settings: the first context to enter changes them, the last to leave restores them."""
 
     lock = threading.Lock()
-    inside: dict[str, int] = {}  # noqa: RUF012  how many are inside, per device type
-    before: dict[str, list[str]] = {}  # noqa: RUF012  the settings they found
+    inside: dict[str, int] = {}  # noqa: RUF012  number of active contexts per device type
+    before: dict[str, list[str]] = {}  # noqa: RUF012  settings before the first context
 
     def __init__(self, device_type: str, plain: AbstractContextManager[object]) -> None:
         self.device_type = device_type
@@ -62,7 +66,7 @@ class _FullPrecision(AbstractContextManager[None]):
 
 
 def _settings(device_type: str) -> tuple[Any, ...]:
-    backends: Any = torch.backends  # torch gives these no type
+    backends: Any = torch.backends  # torch does not type these attributes
     if device_type == "cuda":
         return backends.cuda.matmul, backends.cudnn.conv
     return (backends.mkldnn.matmul, backends.mkldnn.conv) if device_type == "cpu" else ()

@@ -1,20 +1,20 @@
-"""Exact fractions, rounded to binary64 only in the safe direction.
+"""Directed rounding of exact fractions to binary64.
 
     up(x)          the smallest float not below x             below(x)              the largest float below x
     up_root(x)     the smallest float whose square >= x       root_below(x)         the largest float whose square < x
                                                               root_at_most(x)       the largest float whose square <= x
 
-All comparisons are between integers or fractions, so nothing here is subject to rounding itself. The checker
-(`onelip.checker`) has its own version of each and demands the same numbers.
+All comparisons are between integers or fractions, so they are exact. The checker (`onelip.checker`) has its own
+version of each function and requires the same results.
 
 Note [Arithmetic]
-    The program that is certified computes in IEEE binary64, rounds to nearest, and sums each inner product in any
-    order, with or without fused multiply-adds. One operation then gives (a op b)(1 + d) + h with |d| <= UNIT and
+    The certified program computes in IEEE binary64, rounds to nearest, and sums each inner product in any order,
+    with or without fused multiply-adds. One operation then gives (a op b)(1 + d) + h with |d| <= UNIT and
     |h| <= 2^-1022 (1 + |a| + |b|): h is underflow, also where subnormal operands and results are flushed to zero.
     n roundings in a row have relative error at most gamma(n) = n UNIT / (1 - n UNIT). An inner product of n terms and a
     bias is off by at most gamma(n + 2) times the sum of absolute terms (n + 1 roundings touch each term; one is spare).
-    All numbers stay below LIMIT = 2^500, so |h| <= 2^-521, and ETA = 2^-500 per operation covers it with 2^20 to spare;
-    that rest covers what comparisons and sorting may flush between two operations.
+    All numbers stay below LIMIT = 2^500, so |h| <= 2^-521, and ETA = 2^-500 per operation covers it with a factor of
+    2^20 to spare. The spare factor covers values that comparisons and sorting may flush between two operations.
 """
 
 import math
@@ -26,12 +26,15 @@ UNIT = Fraction(1, 2**53)  # unit roundoff of binary64
 ETA = Fraction(1, 2**500)
 LIMIT = Fraction(2**500)
 
-_DIGITS = 53  # bits of a float64
-_LOWEST = -1074  # the least subnormal is 2^-1074
+_DIGITS = 53  # significant bits of a float64
+_LOWEST = -1074  # the smallest positive subnormal is 2^-1074
 
 
 def up(x: Fraction) -> float:
-    """The smallest float not below x.
+    """Return the smallest float not below x.
+
+    Raises:
+        OutOfRange: if there is none.
 
     Examples:
         >>> up(Fraction(1, 3)) > Fraction(1, 3) > math.nextafter(up(Fraction(1, 3)), 0)
@@ -46,7 +49,10 @@ def up(x: Fraction) -> float:
 
 
 def below(x: Fraction) -> float:
-    """The largest float strictly below x.
+    """Return the largest float strictly below x.
+
+    Raises:
+        OutOfRange: if x is outside the range of float64.
 
     Examples:
         >>> below(Fraction(1)) == 1 - 2**-53
@@ -59,17 +65,18 @@ def below(x: Fraction) -> float:
 
 
 def up_root(square: Fraction) -> float:
-    """The smallest float whose square is at least `square`.
+    """Return the smallest float whose square is at least `square`.
 
     Raises:
         OutOfRange: if there is none.
+        ValueError: if `square` is negative.
 
     Examples:
         >>> up_root(Fraction(9, 4)), up_root(Fraction(2)) ** 2 >= 2, up_root(Fraction(1, 10**700))
         (1.5, True, 5e-324)
     """
     if not square >= 0:
-        raise ValueError(f"expected a number that has a root, got {square}")
+        raise ValueError(f"expected a non-negative number, got {square}")
     if square == 0:
         return 0.0
     # 2^(b-1) < square < 2^(b+1), so in units of 2^t the root has at least 53 binary digits, and at most 54.
@@ -86,7 +93,7 @@ def up_root(square: Fraction) -> float:
 
 
 def root_at_most(square: Fraction) -> float:
-    """The largest float whose square is at most `square`.
+    """Return the largest float whose square is at most `square`.
 
     Examples:
         >>> root_at_most(Fraction(4)), root_at_most(Fraction(2)) ** 2 <= 2
@@ -97,7 +104,7 @@ def root_at_most(square: Fraction) -> float:
 
 
 def root_below(square: Fraction) -> float:
-    """The largest float whose square is strictly below `square` > 0.
+    """Return the largest float whose square is strictly below `square` > 0.
 
     Examples:
         >>> root_below(Fraction(4)) < 2.0
@@ -107,7 +114,7 @@ def root_below(square: Fraction) -> float:
 
 
 def repeated_root(x: Fraction, times: int) -> Fraction:
-    """`up_root` applied several times, as an exact number; x itself for 0 times.
+    """Apply `up_root` several times and return the result as a fraction; x itself for 0 times.
 
     Examples:
         >>> repeated_root(Fraction(16), 2)
@@ -119,7 +126,9 @@ def repeated_root(x: Fraction, times: int) -> Fraction:
 
 
 def up_root_of_power(x: Fraction, times: int) -> float:
-    """The smallest float whose power 2^times is at least x: repeated roots are rounded up each time, this one once.
+    """Return the smallest float whose power 2^times is at least x.
+
+    `repeated_root` rounds up at every root, this function only once.
 
     Examples:
         >>> up_root_of_power(Fraction(16), 2)
@@ -128,13 +137,13 @@ def up_root_of_power(x: Fraction, times: int) -> float:
     if not x > 0:
         return 0.0
     power = 2**times
-    # In units of 2^t the root is near 1, however small or large x is, and repeated roots are near to it.
+    # In units of 2^t the root is near 1 for every x, so repeated roots are a good starting value.
     t = (x.numerator.bit_length() - x.denominator.bit_length()) // power
     try:
         root = math.ldexp(float(repeated_root(x / Fraction(2) ** (t * power), times)), t)
     except OverflowError:
         raise _too_large(x) from None
-    while Fraction(root) ** power < x:  # where it is subnormal, and was rounded down
+    while Fraction(root) ** power < x:  # ldexp rounds a subnormal result, possibly down
         root = math.nextafter(root, math.inf)
     while Fraction(math.nextafter(root, 0.0)) ** power >= x:
         root = math.nextafter(root, 0.0)
@@ -142,7 +151,7 @@ def up_root_of_power(x: Fraction, times: int) -> float:
 
 
 def multiply_up(*factors: float) -> float:
-    """A float not below the real product of non-negative `factors`; exact where every factor is 1."""
+    """Return a float not below the real product of non-negative `factors`; exact where every factor is 1."""
     product = 1.0
     for factor in factors:
         rounded = product * factor
@@ -152,7 +161,7 @@ def multiply_up(*factors: float) -> float:
 
 
 def add_up(*terms: float) -> float:
-    """The smallest float not below the real sum of non-negative numbers; infinity if one is not finite.
+    """Return the smallest float not below the real sum of non-negative numbers; infinity if one is not finite.
 
     Examples:
         >>> add_up(1.0, 2.0), add_up(1.0, 2.0**-60) > 1
@@ -164,7 +173,7 @@ def add_up(*terms: float) -> float:
 
 
 def hypotenuse_up(*legs: float) -> float:
-    """The smallest float not below the root of the sum of the squares; infinity if one is not finite.
+    """Return the smallest float not below the root of the sum of squares; infinity if a number is not finite.
 
     Examples:
         >>> hypotenuse_up(3.0, 4.0)
@@ -176,7 +185,7 @@ def hypotenuse_up(*legs: float) -> float:
 
 
 def inverse_up(number: float) -> float:
-    """A float not below 1 / number, for a number above 0.
+    """Return a float not below 1 / number, for a number above 0.
 
     Examples:
         >>> inverse_up(0.25), inverse_up(3.0) * 3 >= 1
@@ -187,7 +196,10 @@ def inverse_up(number: float) -> float:
 
 
 def gamma(roundings: int) -> Fraction:
-    """Relative error of so many roundings in a row, n UNIT / (1 - n UNIT); see Note [Arithmetic].
+    """Return the relative error n UNIT / (1 - n UNIT) of n = `roundings` in a row; see Note [Arithmetic].
+
+    Raises:
+        OutOfRange: for 2^50 roundings or more.
 
     Examples:
         >>> gamma(1) == Fraction(1, 2**53 - 1)

@@ -1,9 +1,9 @@
-"""Whether a model is the same after it has run, whatever holds its state, and putting it back as it was.
+"""Detect whether running a model changes its state, and restore that state.
 
-Everything that can be reached from the model is read before and compared after: parameters, buffers, attributes of
-every kind and what is inside them, attributes of its classes, closures and default arguments of its functions, and the
-global names that its own code uses. Besides, Python's, NumPy's and torch's random numbers and settings of torch.
-What lies outside of all these (files, the clock, the memory of a C library) is not seen.
+Everything that is reachable from the model is read before the run and compared after it: parameters, buffers, all
+attributes and their contents, attributes of its classes, closures and default arguments of its functions, and the
+global names that its own code uses. The random states of Python, NumPy and torch and torch's default dtype are compared
+too. State outside of these (files, the clock, the memory of a C library) is not detected.
 """
 
 import copy
@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from onelip.core.contents import Incomparable, Parts, is_value, parts_of, same_value
 from onelip.core.errors import ChangingModel
 
-# Objects that are reached through global names only: whoever uses more is not compared in full.
+# Limit on the number of objects that are reached only through global names; further ones are not compared.
 _MOST_SHARED = 100_000
 _DICTIONARIES = ("._parameters", "._buffers", "._modules")
 
@@ -37,11 +37,14 @@ class _Read:
 
 
 class State:
-    """Everything that a model holds, as it was when this was made.
+    """Snapshot of everything that is reachable from a model.
 
     Args:
         model: the model.
-        path: its name, where it is a part of another.
+        path: its name, if it is a submodule of another model.
+
+    Raises:
+        ChangingModel: if the model contains an object that cannot be compared.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -60,7 +63,7 @@ class State:
         self._ambient = _Ambient()
 
     def holds(self, obj: Any) -> bool:
-        """Whether the object is a part of the model."""
+        """Whether the object is reachable from the model."""
         return id(obj) in self._read
 
     def _walk(self, model: nn.Module, start: str) -> None:
@@ -81,7 +84,7 @@ class State:
                     continue
                 raise ChangingModel(
                     f"expected attributes that can be compared before and after a call, got {type(obj).__name__} in "
-                    f"{_spoken(path)} ({error}); move it out of the model, or keep its numbers in buffers "
+                    f"{_format_path(path)} ({error}); move it out of the model, or store its numbers in buffers "
                     "(register_buffer)"
                 ) from error
             self._read[id(obj)] = _Read(obj, path, parts, is_cache)
@@ -91,13 +94,13 @@ class State:
                 waiting.append((child, _join(path, obj, label), is_global, is_cache or label in caches))
 
     def check(self) -> None:
-        """Raise unless everything is as it was.
+        """Check that the model has not changed.
 
         Raises:
-            ChangingModel: naming what has changed, and what to do.
+            ChangingModel: if it has; the message names the first change.
         """
         if (changed := self.difference()) is not None:
-            way_out = "compute it anew in every call, or keep it outside of the model"
+            way_out = "recompute the value in every call, or store it outside the model"
             if "parametrizations" in changed:  # a power iteration that goes on, say
                 way_out = "store the weights with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
             raise ChangingModel(
@@ -106,7 +109,7 @@ class State:
             )
 
     def difference(self) -> str | None:
-        """What has changed, in a few words, or None."""
+        """Return a short description of the first change, or None."""
         compared: set[tuple[int, int]] = set()
         for read in list(self._read.values()):
             if read.is_cache:
@@ -114,7 +117,7 @@ class State:
             try:
                 now = parts_of(read.obj, keep=False)
             except Incomparable:
-                return _spoken(read.path)
+                return _format_path(read.path)
             found = self._compare(read, now, read.path, compared)
             if found is not None:
                 return found
@@ -122,18 +125,18 @@ class State:
 
     def _compare(self, read: _Read, now: Parts, path: str, compared: set[tuple[int, int]]) -> str | None:
         if read.parts.fixed != now.fixed:
-            return _spoken(path)
+            return _format_path(path)
         caches = _caches(read.obj)
         before = {label: child for label, child in read.parts.children if label not in caches}
         after = {label: child for label, child in now.children if label not in caches}
         for label in (*before, *after):
             place = _join(path, read.obj, label)
             if label not in after:
-                return f"{_spoken(place)} (removed)"
+                return f"{_format_path(place)} (removed)"
             if label not in before:
-                return f"{_spoken(place)} (new)"
+                return f"{_format_path(place)} (new)"
         if list(before) != list(after):
-            return f"{_spoken(path)} (another order)"
+            return f"{_format_path(path)} (another order)"
         for label, child in before.items():
             found = self._same(child, after[label], _join(path, read.obj, label), compared)
             if found is not None:
@@ -141,10 +144,10 @@ class State:
         return None
 
     def _same(self, before: Any, after: Any, path: str, compared: set[tuple[int, int]]) -> str | None:
-        if before is after:  # what is inside is compared by itself
+        if before is after:  # its contents are compared separately
             return None
         if type(before) is not type(after) or is_value(before):
-            short = f"{_spoken(path)} (from {_brief(before)} to {_brief(after)})"
+            short = f"{_format_path(path)} (from {_brief(before)} to {_brief(after)})"
             return None if same_value(before, after) else short
         known = self._read.get(id(before))
         if known is None or known.is_cache or (id(before), id(after)) in compared:
@@ -153,14 +156,14 @@ class State:
         try:
             return self._compare(known, parts_of(after, keep=False), path, compared)
         except (Incomparable, RecursionError):
-            return _spoken(path)
+            return _format_path(path)
 
     def draws(self) -> bool:
-        """Whether random numbers of torch have been drawn since."""
+        """Whether torch has drawn random numbers since the snapshot."""
         return self._ambient.draws()
 
     def restore(self) -> None:
-        """Put everything back, bit for bit; also what is shared with others, such as attributes of classes."""
+        """Restore everything bit for bit, including state shared with other models, such as class attributes."""
         moved = {key: copy.deepcopy(read.parts.spare) for key, read in self._read.items() if self._has_moved(read)}
         for read in self._read.values():
             if read.parts.restore is not None:
@@ -178,10 +181,12 @@ _ACTIVE: ContextVar[tuple[State, ...]] = ContextVar("states of models under way"
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[State]:
-    """Put the model back at the end, whatever ran meanwhile. Gives its state; inside of another such block, that one.
+    """Restore the state of a model at the end of the block.
+
+    Yields its `State`. A nested block for the same model, or for a part of it, yields the state of the outer block.
 
     Raises:
-        ChangingModel: if the model holds something that cannot be compared.
+        ChangingModel: if the model contains an object that cannot be compared.
 
     Examples:
         >>> model = nn.BatchNorm1d(2)
@@ -209,8 +214,10 @@ def unchanged(model: nn.Module) -> Iterator[State]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Without the weights that `torch.nn.utils.parametrize.cached` keeps: they are known by addresses, not by models,
-    and may be older than their parameters."""
+    """Disable `torch.nn.utils.parametrize.cached` inside the block.
+
+    Its entries are keyed by object ids, not by models, and may be older than the parameters.
+    """
     module: Any = parametrize
     before = module._cache_enabled, module._cache
     module._cache_enabled, module._cache = 0, {}
@@ -221,27 +228,27 @@ def uncached() -> Iterator[None]:
 
 
 class _Ambient:
-    """Random numbers and settings of the process that a forward may read and change."""
+    """Random states and settings of the process that a forward pass may read and change."""
 
     def __init__(self) -> None:
         self.python = random.getstate()
-        self.numpy: Any = np.random.get_state()  # noqa: NPY002  whoever draws from it moves it
+        self.numpy: Any = np.random.get_state()  # noqa: NPY002  models may use the global generator
         self.torch = torch.get_rng_state()
         self.dtype = torch.get_default_dtype()
 
     def difference(self) -> str | None:
-        """What is another now."""
+        """Return the name of the first state that has changed, or None."""
         now = _Ambient()
         if self.python != now.python:
-            return "the random numbers of Python"
+            return "the random state of Python"
         if any(not np.array_equal(a, b) for a, b in zip(self.numpy, now.numpy, strict=True)):
-            return "the random numbers of NumPy"
+            return "the random state of NumPy"
         if self.dtype != now.dtype:
-            return "torch's default type"
+            return "torch's default dtype"
         return None
 
     def draws(self) -> bool:
-        """Whether torch's random numbers have been used since."""
+        """Whether the random state of torch has changed."""
         return not torch.equal(self.torch, torch.get_rng_state())
 
     def restore(self) -> None:
@@ -252,20 +259,20 @@ class _Ambient:
 
 
 def _caches(obj: Any) -> tuple[str, ...]:
-    """Labels of attributes that follow from the others: caches of onelip's own classes."""
+    """Labels of the attributes that are caches, computed from the other attributes; only in classes of onelip."""
     kind = type(obj)
     return getattr(kind, "_caches", ()) if kind.__module__.startswith("onelip.") else ()
 
 
 def _join(path: str, obj: Any, label: str) -> str:
     if isinstance(obj, nn.Module) and label in _DICTIONARIES:
-        return f"{path}\0"  # the entries of these are called attributes of the module
+        return f"{path}\0"  # their entries are named like attributes of the module
     if path.endswith("\0"):
         return f"{path[:-1]}.{label[2:-2]}"
     return path + label
 
 
-def _spoken(path: str) -> str:
+def _format_path(path: str) -> str:
     path = path.replace("\0", "").strip().removeprefix(".")
     return repr(path) if path else "the model"
 

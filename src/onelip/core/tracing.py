@@ -1,4 +1,4 @@
-"""Whether a computation may look at its values and use derivatives written by hand, and tensors that settings fix."""
+"""Detect tracing, where values cannot be read and custom derivatives cannot be used; constant tensors of a module."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 def is_compiling() -> bool:
-    """Whether a graph is being captured: compilers and exporters want ordinary operations, not autograd functions."""
+    """Whether a graph is being captured: compilers and exporters need ordinary operations, not autograd functions."""
     return torch.compiler.is_compiling()
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a compiler, torch.func, forward-mode derivatives or tensors without values are at work.
+    """Whether only plain torch operations may be used on `x`.
 
-    Then plain operations of torch must do.
+    True under a compiler, torch.func or forward-mode differentiation, and for meta tensors and tensor subclasses.
 
     Examples:
         >>> is_traced(torch.zeros(1)), is_traced(torch.zeros(1, device="meta"))
@@ -22,15 +22,18 @@ def is_traced(x: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or x.is_meta or type(x) not in (Tensor, nn.Parameter):
         return True
-    internal: Any = torch._C  # torch has no types, and no public names, for these
+    internal: Any = torch._C  # torch has neither types nor public names for these
     forward_mode: Any = torch.autograd.forward_ad
     return internal._functorch.peek_interpreter_stack() is not None or forward_mode._current_level >= 0
 
 
 class Constant:
-    """A tensor that settings fix, in the type and on the device of what it meets; made once for each.
+    """A constant tensor that follows the device and dtype of the input; each conversion is cached.
 
-    Not a buffer: a module that is cast to float32 and back would round it.
+    It is not a buffer, because casting the module to float32 and back would round a buffer.
+
+    Args:
+        value: the tensor, in its highest precision.
 
     Examples:
         >>> Constant(torch.tensor([0.5], dtype=torch.float64)).like(torch.zeros(1)).dtype
@@ -44,7 +47,7 @@ class Constant:
         self._made: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def like(self, x: Tensor) -> Tensor:
-        """On the device of x; numbers in its type, indices as they are."""
+        """Return the tensor on the device of `x`; floating-point values in the dtype of `x`, integers unchanged."""
         dtype = x.dtype if self.value.is_floating_point() else self.value.dtype
         made = self._made.get((x.device, dtype))
         if made is None:

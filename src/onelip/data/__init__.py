@@ -7,7 +7,7 @@
     for images, labels in loader:
         ...
 
-Names are loaded when they are first used: listing and downloading data sets does not import torch.
+Names are imported on first use: listing and downloading data sets does not import torch.
 """
 
 from typing import TYPE_CHECKING

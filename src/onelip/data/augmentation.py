@@ -20,19 +20,19 @@ _DRAWS = 8
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of the images of a batch; the defaults are those of the paper.
+    """Random augmentation of a batch of images. The defaults are those of the paper.
 
-    With all amounts 0 (`Augmentation.none()`) images pass unchanged, bit for bit. Images of one channel skip hue and
+    With all amounts 0 (`Augmentation.none()`) images are unchanged, bit for bit. Images of one channel skip hue and
     saturation.
 
     Args:
-        hue: rotate the hue by up to this part of the circle, either way.
+        hue: maximum rotation of the hue in either direction, as a fraction of the circle.
         saturation: range of factors of the saturation; one number a means [1 - a, 1 + a].
-        brightness: add or subtract up to this amount.
+        brightness: maximum amount to add or subtract.
         contrast: range of factors of the contrast about the mean of each channel; one number a means [1 - a, 1 + a].
-        rotation: rotate by up to this number of degrees, either way.
-        translation: translate by up to this part of height and of width, either way.
-        flip: probability of mirroring left to right.
+        rotation: maximum rotation in either direction, in degrees.
+        translation: maximum translation in either direction, as a fraction of the height and the width.
+        flip: probability of a horizontal flip.
         interpolations: "two" interpolates once for the rotation and once for the translation, as the paper does; "one"
             fuses them; "none" translates by whole pixels, without interpolation, which is faster. A rotation always
             interpolates.
@@ -71,12 +71,12 @@ class Augmentation:
 
     @classmethod
     def none(cls) -> "Augmentation":
-        """The augmentation that leaves images unchanged."""
+        """Return the augmentation that does not change images."""
         return cls(hue=0, saturation=0, brightness=0, contrast=0, rotation=0, translation=0, flip=0)
 
     @property
     def is_identity(self) -> bool:
-        """Whether images pass unchanged."""
+        """Whether images are not changed."""
         return not (self._changes_hue or self._changes_light or self.rotation or self.translation or self.flip)
 
     @property
@@ -92,21 +92,21 @@ class Augmentation:
         return self.apply(images, self.draw(len(images), generator))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Random numbers for `count` images, uniform on [0, 1): (count, 8), on the device of the generator.
+        """Draw the random numbers for `count` images, uniform on [0, 1): (count, 8), on the device of the generator.
 
-        All eight are always drawn, so that setting one amount to 0 does not change the effect of the others. A process
-        with a part of a batch takes its rows of the numbers of the whole batch.
+        All eight are always drawn, so setting one amount to 0 does not change the effect of the others. In distributed
+        training, each process uses its rows of the numbers of the global batch.
         """
         return torch.rand(count, _DRAWS, generator=generator, device=generator.device)
 
     @torch.no_grad()
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Augment with the numbers of `draw`. The input is not changed."""
+        """Augment images with the numbers returned by `draw`. The input is not changed."""
         _check_images(images)
         if draws.shape != (len(images), _DRAWS):
             raise DataError(
                 f"expected draws of shape {(len(images), _DRAWS)}, got {tuple(draws.shape)}; "
-                "make them with augmentation.draw(len(images), generator)"
+                "use augmentation.draw(len(images), generator)"
             )
         if self.is_identity or not len(images):
             return images
@@ -139,7 +139,7 @@ def _about_zero(uniform: Tensor, amount: float) -> Tensor:
 
 
 def _within(uniform: Tensor, factors: float | tuple[float, float]) -> Tensor:
-    assert isinstance(factors, tuple)  # __post_init__ made it one
+    assert isinstance(factors, tuple)  # converted by __post_init__
     return uniform * (factors[1] - factors[0]) + factors[0]
 
 
@@ -159,7 +159,7 @@ def _check_images(images: Tensor) -> None:
     if images.dtype not in (torch.float32, torch.float64) or images.dim() != 4 or images.shape[1] not in (1, 3):
         raise DataError(
             "expected float32 or float64 images (N, C, H, W) of 1 or 3 channels with values in [0, 1], "
-            f"got {images.dtype} {tuple(images.shape)}; make them with onelip.data.to_float"
+            f"got {images.dtype} {tuple(images.shape)}; convert them with onelip.data.to_float"
         )
 
 
@@ -168,16 +168,16 @@ def _check_images(images: Tensor) -> None:
 
 
 def adjust_hue_saturation(images: Tensor, delta: Tensor, factor: Tensor) -> Tensor:
-    """Rotate the hue by `delta` (1 is the full circle), then multiply the saturation by `factor`, at most to 1 (HSV).
+    """Rotate the hue by `delta` (1 is the full circle), then multiply the saturation by `factor`, up to 1 (HSV).
 
     With V the largest channel and C the largest minus the smallest, hue is linear within each of six sectors, and
         channel = V - C · min(1, max(0, 2 - |k - 2|)),  k = (6·hue + n) mod 6,  n = 5, 3, 1 for red, green, blue.
-    The value V does not change and C = V · saturation, so that the new C is min(V, factor · C): no division by V.
+    The value V does not change and C = V · saturation, so the new C is min(V, factor · C), without a division by V.
     """
     red, green, blue = images.unbind(1)  # (N, H, W) each
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    # The largest channel decides the sector, the first of equal ones. Grey pixels have hue 0.
+    # The largest channel determines the sector (the first of equal ones). Grey pixels have hue 0.
     over = chroma.clamp_min(torch.finfo(images.dtype).tiny).reciprocal_()
     hue = torch.where(
         red == value,
@@ -204,23 +204,23 @@ def adjust_brightness_contrast(images: Tensor, delta: Tensor, factor: Tensor) ->
 
 
 def _each(amounts: Tensor, images: Tensor) -> Tensor:
-    """The amounts (N) shaped so that they broadcast over images of N."""
+    """Reshape amounts (N) to broadcast over N images."""
     return amounts.view(-1, *[1] * (images.dim() - 1))
 
 
-# Rotation, translation and flip, as Keras' `RandomRotation` and `RandomTranslation`: bilinear interpolation; outside
-# the image it continues mirrored about its edge (d c b a | a b c d | d c b a), which Keras calls 'reflect' and torch
-# reflection with align_corners=False. All take float images (N, C, H, W) and N amounts.
+# Rotation, translation and flip, as Keras' `RandomRotation` and `RandomTranslation`: bilinear interpolation. Beyond its
+# border the image is mirrored (d c b a | a b c d | d c b a), which Keras calls 'reflect' and torch 'reflection' with
+# align_corners=False. All functions take float images (N, C, H, W) and N amounts.
 
 
 def rotate(images: Tensor, angle: Tensor) -> Tensor:
-    """Rotate about the middle by `angle` in radians: the pixel (x, y) off the middle comes from (cx - sy, sx + cy)."""
+    """Rotate about the centre by `angle` in radians: pixel (x, y) from the centre is read at (cx - sy, sx + cy)."""
     zero = torch.zeros_like(angle)
     return _warp(images, _rotation(images, angle), zero, zero)
 
 
 def translate(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Move the content `down` and to the `right`, as fractions of height and width; fractions of pixels interpolate."""
+    """Translate by `down` and `right`, as fractions of height and width, with interpolation between pixels."""
     one = torch.eye(2, dtype=images.dtype, device=images.device).expand(len(images), 2, 2)
     return _warp(images, one, -2 * right, -2 * down)
 
@@ -245,9 +245,9 @@ def _mirrored(size: int, shift: Tensor) -> Tensor:
 
 
 def rotate_translate(images: Tensor, angle: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """`translate(rotate(images))` by one interpolation instead of two: sharper, and half the work.
+    """Compute `translate(rotate(images))` with one interpolation instead of two: sharper, at half the cost.
 
-    The pixel p comes from R(p - d).
+    The pixel p is read at R(p - d).
     """
     rotation = _rotation(images, angle)
     shift = torch.stack([right, down], dim=1).mul_(-2)  # (N, 2)
@@ -256,12 +256,12 @@ def rotate_translate(images: Tensor, angle: Tensor, down: Tensor, right: Tensor)
 
 
 def flip(images: Tensor, chosen: Tensor) -> Tensor:
-    """Mirror the chosen images (bool, N) left to right; exact."""
+    """Flip the chosen images (bool, N) horizontally; exact."""
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 def _rotation(images: Tensor, angle: Tensor) -> Tensor:
-    """Rotation matrices (N, 2, 2) in torch's coordinates, where both sides of any image run from -1 to 1."""
+    """Rotation matrices (N, 2, 2) in torch's coordinates, where both axes of every image run from -1 to 1."""
     height, width = images.shape[-2:]
     cos, sin = torch.cos(angle), torch.sin(angle)
     rows = torch.stack([cos, -sin * (height / width), sin * (width / height), cos], dim=1)

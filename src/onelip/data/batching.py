@@ -1,7 +1,8 @@
-"""Batches of images in memory, with a random order that can be resumed and split over processes.
+"""Batches of images in memory, in a random order that can be resumed and split over processes.
 
 The random numbers of an epoch (the order, then the augmentation of each global batch) come from one generator and do
-not depend on the number of processes: process r of R gets its part of the same global batches, augmented alike.
+not depend on the number of processes: process r of R gets its part of the same global batches, with the same
+augmentation.
 """
 
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ class Batch:
         labels: (n) int64.
         indices: (n), positions in the data set, on its device.
         global_size: number of images in the global batch, over all processes: the divisor of a mean loss.
+
+    Examples:
+        >>> images, labels = torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3)
+        >>> batch = next(iter(Batches(images, labels, 2)))
+        >>> batch.images.shape, batch.indices
+        (torch.Size([2, 1, 8, 8]), tensor([0, 1]))
     """
 
     images: Tensor
@@ -49,14 +56,14 @@ class Batches:
     Args:
         images: (N, C, H, W) uint8.
         labels: (N) int64.
-        batch_size: number of images of a batch over all processes.
-        generator: of the random numbers; needed to shuffle and to augment.
+        batch_size: number of images per batch over all processes.
+        generator: random number generator; required for shuffling and augmentation.
         shuffle: draw a new order for each epoch.
-        drop_last: leave out a last batch of fewer images.
-        part: part of the images in an epoch, above 0 and at most 1: the first of its order.
-        augmentation: applied to each batch.
-        device: of the batches. Default: that of the images.
-        rank: number of this process.
+        drop_last: drop the last batch if it is smaller.
+        part: part of the images in an epoch, above 0 and at most 1: the first images of its order.
+        augmentation: augmentation of each batch.
+        device: device of the batches. Default: that of the images.
+        rank: rank of this process.
         world_size: number of processes.
 
     Raises:
@@ -100,7 +107,7 @@ class Batches:
         if self.generator is None and (self.shuffle or self.augmentation is not None):
             raise DataError(
                 "shuffling and augmentation need a generator: pass generator=torch.Generator().manual_seed(...), and "
-                "keep it, since it carries the state from epoch to epoch"
+                "reuse it for all epochs, since it holds the random state"
             )
 
     @property
@@ -116,10 +123,13 @@ class Batches:
         return self.epoch()
 
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
-        """The batches of one epoch, without the first `skip`.
+        """Iterate over the batches of one epoch, without the first `skip`.
 
         To resume in the middle of an epoch, set the generator to its state at the start of that epoch and skip the
-        batches that are done: their random numbers are drawn and dropped, so that all others are the same, bit for bit.
+        batches that are done. Their random numbers are drawn and discarded, so all others are the same, bit for bit.
+
+        Args:
+            skip: number of batches to skip.
         """
         if not 0 <= skip <= len(self):
             raise DataError(f"expected to skip 0 to {len(self)} batches, got {skip}")
@@ -140,9 +150,8 @@ class Batches:
                 yield self._batch(chosen, draws)
 
     def _batch(self, chosen: Tensor, draws: Tensor | None) -> Batch:
-        # The parts of all ranks in order make up the global batch, and differ in size by at most one. A part may be
-        # empty, but every rank gets one for every batch: processes that wait for each other must take the same number
-        # of steps.
+        # The parts of all ranks in order are the global batch; their sizes differ by at most one. A part may be empty,
+        # but every rank gets a part of every batch: synchronised processes must take the same number of steps.
         start, end = (len(chosen) * r // self.world_size for r in (self.rank, self.rank + 1))
         mine = chosen[start:end]
         device = self.images.device if self.device is None else self.device

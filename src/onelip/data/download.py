@@ -1,8 +1,8 @@
-"""`onelip.data.fetch`: download official files, resume, verify.
+"""`onelip.data.fetch`: download, resume and verify official files.
 
-A download goes to "<file>.part" beside its target. If it stops, the part stays and the next call resumes it (HTTP
-Range), or starts again if the server cannot. The part is renamed when its checksum is right, so a file with its final
-name is always complete. Nothing is unpacked.
+A download is written to "<file>.part" next to its target. If it fails, the partial file is kept and the next call
+resumes it (HTTP Range), or starts again if the server does not support ranges. The partial file is renamed when its
+checksum is correct, so a file with its final name is always complete. Nothing is unpacked.
 """
 
 import errno
@@ -23,7 +23,7 @@ from onelip.data.errors import ChecksumError, DataError, FetchError
 from onelip.data.formats import OFFICIAL_CAP
 from onelip.data.registry import OFFICIAL, File, data_places, has_digest, split_digest
 
-# Called with the name of the file, the number of bytes received, and the total (None if the server does not say).
+# Called with the name of the file, the number of bytes received, and the total (None if the server does not state it).
 Progress = Callable[[str, int, int | None], None]
 
 _CHUNK = 256 * 1024
@@ -39,16 +39,16 @@ def fetch(
     cap: int = OFFICIAL_CAP,
     timeout: float = 30.0,
 ) -> list[Path]:
-    """Download an official data set. Files that exist and have the right checksum are kept.
+    """Download an official data set. Existing files with the correct checksum are kept.
 
     Args:
         name: one of the names of `list_data()`, except "digits".
         root: directory to write to. Default: the first of `data_places()`.
-        url: a folder on another server that has the same files.
+        url: URL of a folder on another server with the same files.
         progress: called after each chunk with (file name, bytes received, total bytes or None).
-        digests: expected digests by file name in place of the official ones; files without one are refused.
-        cap: largest size of a file, in bytes.
-        timeout: seconds without a byte after which the download fails.
+        digests: expected digests by file name instead of the official ones; files without one raise a ChecksumError.
+        cap: maximum size of a file, in bytes.
+        timeout: seconds without data after which the download fails.
 
     Returns:
         Paths of the files.
@@ -56,9 +56,14 @@ def fetch(
     Raises:
         FetchError: if a download failed; call again to resume it.
         ChecksumError: if a file is not the official one. It is deleted.
+
+    Examples:
+        Download MNIST to ./downloads (not executed here):
+
+            fetch("mnist", "downloads", progress=lambda name, received, total: print(name, received))
     """
     if name not in OFFICIAL:
-        raise DataError(f"expected one of {', '.join(OFFICIAL)} to fetch, got {name!r}")
+        raise DataError(f"cannot fetch {name!r}; expected one of {', '.join(OFFICIAL)}")
     official = OFFICIAL[name]
     folder = data_places(root)[0] / official.download_folder
     bases = official.urls if url is None else (url,)
@@ -66,7 +71,7 @@ def fetch(
     for file in official.downloads:
         digest = file.digest if digests is None else digests.get(file.name)
         if digest is None:
-            raise ChecksumError(f"expected a digest of {file.name} in the given table, got none")
+            raise ChecksumError(f"digests has no entry for {file.name!r}")
         split_digest(digest)
         paths.append(_fetch_file(File(file.name, digest), folder, bases, progress, cap, timeout))
     return paths
@@ -95,7 +100,7 @@ def _fetch_file(
         if empty:
             part.unlink()
     except OSError as error:
-        advice = "received bytes are kept: fetch again to resume, or give another root (or ONELIP_DATA)"
+        advice = "received bytes are kept: fetch again to resume, or choose another root (or ONELIP_DATA)"
         raise FetchError(f"{disk_error(error, folder)}; {advice}") from error
     raise failures[0] if len(failures) == 1 else FetchError("\n".join(map(str, failures)))
 
@@ -120,26 +125,26 @@ class _Download:
         resumed = self.size() > 0
         self.append(address)
         if not has_digest(self.part, self.file.digest) and resumed:
-            # The part was of another file, or of another version of it.
+            # The partial file was of a different file or version.
             self.out.truncate(0)
             self.append(address)
         if not has_digest(self.part, self.file.digest):
             size = self.size()
             self.out.truncate(0)
             raise ChecksumError(
-                f"{address}: expected a file with {self.file.digest}, got another one of {size} bytes; it was deleted. "
-                "The server may have answered with an error page: open the address in a browser, or give another url"
+                f"{address}: expected a file with {self.file.digest}, got a different one of {size} bytes, which was "
+                "deleted. The server may have sent an error page: open the address in a browser, or pass another url"
             )
         os.fsync(self.out.fileno())
 
     def append(self, address: str) -> None:
-        """Append the bytes that are missing."""
+        """Append the missing bytes."""
         have = self.size()
         with _open(address, have, self.timeout) as response:
             if response is None:  # no bytes are missing
                 return
             if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-                raise FetchError(f"{address}: expected the bytes from {have} on, got another range; delete {self.part}")
+                raise FetchError(f"{address}: expected the bytes from {have}, got another range; delete {self.part}")
             if response.status != 206 and have:
                 self.out.truncate(0)  # the server cannot resume and sends the whole file
                 have = 0
@@ -164,10 +169,10 @@ class _Download:
 
 @contextmanager
 def _open(address: str, have: int, timeout: float) -> Iterator[HTTPResponse | None]:
-    """The response of the server to a request for the bytes from `have` on; None if there are none."""
+    """Request the bytes from `have` on and yield the response; None if there are none."""
     if urllib.parse.urlsplit(address).scheme not in ("http", "https"):  # urllib would also open file: and ftp:
         raise FetchError(f"expected an http or https address, got {address!r}")
-    # "identity": the checksum is that of the file as stored, so the server must not compress it.
+    # "identity": the checksum is that of the stored file, so the server must not compress it.
     headers = {"User-Agent": "onelip", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout)
@@ -187,13 +192,13 @@ def _chunks(response: HTTPResponse, address: str) -> Iterator[bytes]:
     try:
         while chunk := response.read(_CHUNK):
             yield chunk
-    except (HTTPException, OSError) as error:  # of the network: writing happens outside this generator
+    except (HTTPException, OSError) as error:  # only network errors: files are written outside this generator
         raise FetchError(f"{address}: the connection broke ({error!r}); fetch again to resume") from error
 
 
 @contextmanager
 def _locked(out: IO[bytes], part: Path) -> Iterator[None]:
-    """Keep a second process from writing the same part. Without fcntl, only the checksum protects it."""
+    """Lock the partial file against a second process. Without fcntl, only the checksum detects a conflict."""
     try:
         import fcntl
 

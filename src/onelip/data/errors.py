@@ -4,20 +4,20 @@ from onelip.core.errors import UsageError
 
 
 class DataError(ValueError):
-    """Data, or a request for data, that cannot be used."""
+    """The data, or a request for data, cannot be used."""
 
 
 class DataNotFound(DataError):
-    """A known data set that is in none of the searched directories."""
+    """A known data set is in none of the searched directories."""
 
 
 class UnknownData(UsageError, DataNotFound):
-    """Neither the name of a data set nor an existing path."""
+    """The argument is neither the name of a data set nor an existing path."""
 
 
 class ChecksumError(DataError):
-    """A file that is not the official one: truncated, changed, or a different file."""
+    """The checksum of a file is wrong: it is truncated, changed, or a different file."""
 
 
 class FetchError(DataError):
-    """An incomplete download; the partial file is kept and resumed if possible."""
+    """A download failed; the partial file is kept and resumed if possible."""

@@ -1,8 +1,8 @@
-"""File formats, read without trust: gzip, tar, zip, .npy, IDX (MNIST), CIFAR's binary and python batches.
+"""Safe readers for untrusted files: gzip, tar, zip, .npy, IDX (MNIST), CIFAR's binary and python batches.
 
-Nothing is extracted to disk, and never more bytes are read than a limit. Sizes that an archive states are not believed:
-bytes are counted while they are read. A tar file with links, devices, absolute paths or '..' is refused as a whole; the
-official archives have none.
+Nothing is extracted to disk, and at most a fixed number of bytes is read. Sizes stated in an archive are not trusted:
+bytes are counted while they are read. A tar file with links, devices, absolute paths or '..' is rejected as a whole;
+the official archives have none.
 """
 
 import gzip
@@ -22,7 +22,7 @@ import numpy as np
 
 from onelip.data.errors import DataError
 
-# CIFAR unpacks to 185 MB; no official file is larger. Your own data may be, and their loaders take a limit.
+# CIFAR unpacks to 185 MB, the largest official file. Loaders of your own data take a limit as an argument.
 OFFICIAL_CAP = 512 * 2**20
 OWN_CAP = 4 * 2**30
 
@@ -36,7 +36,7 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 
 def read_file(path: Path, cap: int = OFFICIAL_CAP) -> bytes:
-    """The bytes of a file, unpacked if it is gzipped (by its first bytes, not by its name)."""
+    """Return the bytes of a file, unpacked if it is gzipped (judged by its first bytes, not by its name)."""
     try:
         with _unpacked(path) as stream:
             content = stream.read(cap + 1)
@@ -48,7 +48,7 @@ def read_file(path: Path, cap: int = OFFICIAL_CAP) -> bytes:
 
 
 def read_tar(path: Path, wanted: Iterable[str], cap: int = OFFICIAL_CAP) -> dict[str, bytes]:
-    """The wanted members of a .tar or .tar.gz file, by their full names."""
+    """Return the wanted members of a .tar or .tar.gz file, by their full names."""
     wanted, found = set(wanted), dict[str, bytes]()
     try:
         # As a stream ("r|"), which never seeks, so that skipped members are counted too.
@@ -62,7 +62,7 @@ def read_tar(path: Path, wanted: Iterable[str], cap: int = OFFICIAL_CAP) -> dict
                     continue
                 content = archive.extractfile(member)
                 if content is None or member.name in found:
-                    raise DataError(f"{path}: expected one regular file {member.name}, got something else or two")
+                    raise DataError(f"{path}: {member.name} is duplicated or not a regular file")
                 found[member.name] = content.read()
     except DataError:
         raise
@@ -74,13 +74,13 @@ def read_tar(path: Path, wanted: Iterable[str], cap: int = OFFICIAL_CAP) -> dict
 
 
 def read_arrays(path: Path, cap: int = OWN_CAP) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, by name; numbers and text only, never Python objects."""
+    """Return the arrays of an .npz file by name; only numbers and text, never Python objects."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
             if len(set(names)) != len(names):
-                raise DataError(f"{path}: expected every member once, got one twice; write the file again")
+                raise DataError(f"{path}: a member is duplicated; write the file again")
             if sum(entry.file_size for entry in entries) > cap:
                 raise _too_large(path, cap)
             # zipfile returns at most the stated size of each member, so the sum above is a bound.
@@ -91,7 +91,7 @@ def read_arrays(path: Path, cap: int = OWN_CAP) -> dict[str, np.ndarray]:
 
 
 def _read_array(content: bytes, name: str, path: Path) -> np.ndarray:
-    # np.load would allocate what the header asks for before it reads the data: the header is checked first.
+    # np.load allocates the size given in the header before it reads the data, so the header is checked first.
     stream = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(stream)
@@ -103,18 +103,18 @@ def _read_array(content: bytes, name: str, path: Path) -> np.ndarray:
         raise DataError(f"{path}: {name}: expected numbers or text, got Python objects; save plain arrays")
     rest = len(content) - stream.tell()
     if math.prod(shape) * dtype.itemsize != rest:
-        raise damaged(path, f"{name} has {rest} bytes, which do not fit the shape {shape} of {dtype}")
+        raise damaged(path, f"{name} has {rest} bytes, which do not match the shape {shape} of {dtype}")
     array = np.frombuffer(content, dtype, offset=stream.tell())
     return array.reshape(shape, order="F" if fortran else "C")
 
 
 def damaged(path: Path, error: Exception | str) -> DataError:
-    """The error for a file that cannot be read to its end."""
-    return DataError(f"{path}: the file is damaged or truncated ({error}); delete it and get it again")
+    """Return the error for a file that cannot be read completely."""
+    return DataError(f"{path}: the file is damaged or truncated ({error}); delete it and download it again")
 
 
 def _too_large(path: Path, cap: int) -> DataError:
-    return DataError(f"{path}: expected at most {cap / 2**20:.0f} MB when unpacked, got more; it is another file")
+    return DataError(f"{path}: the unpacked file is larger than {cap / 2**20:.0f} MB, so it is not the expected file")
 
 
 def _refuse_unsafe(member: tarfile.TarInfo, path: Path) -> None:
@@ -122,7 +122,7 @@ def _refuse_unsafe(member: tarfile.TarInfo, path: Path) -> None:
     kind = None
     if member.islnk() or member.issym():
         kind = "a link"
-    elif member.issparse():  # a few bytes that stand for any number of zeros
+    elif member.issparse():  # a few bytes can represent any number of zeros
         kind = "a sparse file"
     elif not (member.isreg() or member.isdir()):
         kind = "a device or special file"
@@ -164,7 +164,7 @@ class _Limited(io.RawIOBase):
 
 
 def parse(kind: str, contents: Sequence[bytes], names: Sequence[str], classes: int) -> Part:
-    """Images and labels of the training or of the test files of one version."""
+    """Return images and labels from the training or the test files of one version."""
     if kind == "idx":
         return parse_idx(contents[0], names[0], dims=3)[:, None], parse_idx(contents[1], names[1], dims=1)
     if kind == "cifar-binary":
@@ -175,34 +175,32 @@ def parse(kind: str, contents: Sequence[bytes], names: Sequence[str], classes: i
 
 
 def parse_idx(content: bytes, what: str, dims: int) -> np.ndarray:
-    """An IDX file of unsigned bytes: two zeros, 8 for bytes, number of axes, their lengths (big endian), the bytes."""
+    """Parse an IDX file of unsigned bytes: two zeros, 8, number of axes, their lengths (big endian), then the data."""
     header = 4 + 4 * dims
     if len(content) < header or content[:4] != bytes([0, 0, 8, dims]):
         raise DataError(
             f"{what}: expected an IDX file of bytes with {dims} axes, got one that starts with {content[:4].hex()}; "
-            "images and labels may be exchanged, or it is another file"
+            "images and labels may be swapped, or it is a different file"
         )
     shape = struct.unpack(f">{dims}I", content[4:header])
     expected, got = math.prod(shape), len(content) - header
     if expected != got:
-        raise DataError(f"{what}: expected {expected} bytes for the shape {shape}, got {got}; the file is not complete")
+        raise DataError(f"{what}: expected {expected} bytes for the shape {shape}, got {got}; the file is incomplete")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def parse_cifar_binary(content: bytes, what: str, classes: int) -> Part:
-    """Records of one label byte (CIFAR-10) or two, coarse and fine (CIFAR-100), and 3072 bytes of red, green, blue."""
+    """Parse records of one label byte (CIFAR-10) or two, coarse and fine (CIFAR-100), and 3072 bytes of RGB planes."""
     labels = 2 if classes == 100 else 1
     record = labels + _CIFAR_PIXELS
     if not content or len(content) % record:
-        raise DataError(
-            f"{what}: expected records of {record} bytes, got {len(content)} bytes; the file is not complete"
-        )
+        raise DataError(f"{what}: expected records of {record} bytes, got {len(content)} bytes; the file is incomplete")
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]
 
 
 def parse_cifar_python(content: bytes, what: str) -> Part:
-    """A pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, read without executing it."""
+    """Parse a pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, without executing it."""
     batch = read_cifar_pickle(content, what)
     images, labels = batch.get("data"), batch.get("fine_labels", batch.get("labels"))
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _CIFAR_PIXELS:
@@ -234,21 +232,22 @@ class _Array:
 
 
 def read_cifar_pickle(content: bytes, what: str) -> dict[str, Any]:
-    """The dictionary in a CIFAR batch: strings, lists of numbers and strings, one uint8 array.
+    """Return the dictionary in a CIFAR batch: strings, lists of numbers and strings, and one uint8 array.
 
-    A pickle is a program for a stack machine, and `pickle.load` lets it call anything. Here `pickletools` splits it
+    A pickle is a program for a stack machine, and `pickle.load` lets it call any function. Here `pickletools` splits it
     into instructions, and only those of a CIFAR batch (Python 2, protocol 2) are interpreted. Names are compared as
-    text and never imported; no instruction creates anything but lists, tuples, dictionaries and `np.frombuffer`.
+    text and never imported; the only objects created are numbers, strings, lists, tuples, dictionaries and one array
+    by `np.frombuffer`.
 
     Raises:
-        DataError: for anything else.
+        DataError: for all other pickles.
     """
     try:
         value = _interpret(content)
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{what}: not a CIFAR batch as its authors pickled it ({error or type(error).__name__}); nothing of it "
-            "was executed. Get the official archive, preferably the binary version"
+            f"{what}: not an official CIFAR batch ({error or type(error).__name__}); none of its code was executed. "
+            "Download the official archive, preferably the binary version"
         ) from error
     return {key: item.content if isinstance(item, _Array) else item for key, item in value.items()}
 
@@ -299,14 +298,14 @@ def _interpret(content: bytes) -> dict[str, Any]:
             state = stack.pop()
             _fill(stack[-1], state)
         elif name not in ("PROTO", "STOP"):
-            raise ValueError(f"no CIFAR batch has the instruction {name} {str(argument)[:60]} (byte {position})")
+            raise ValueError(f"unexpected instruction {name} {str(argument)[:60]} at byte {position}")
     (value,) = stack
     return _require(value, dict)
 
 
 def _require(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+        raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")
     return value
 
 
@@ -315,17 +314,17 @@ def _call(function: object, arguments: Any) -> object:
         return _Array()
     if function == _DTYPE and arguments[0] == "u1":
         return _UINT8
-    raise ValueError("a call that no CIFAR batch has")
+    raise ValueError("unexpected call")
 
 
 def _fill(target: object, state: Any) -> None:
     if target is _UINT8:
-        return  # byte order and alignment, which do not matter for single bytes
+        return  # byte order and alignment do not matter for single bytes
     if not isinstance(target, _Array):
-        raise ValueError("a state for something that is not an array")
+        raise ValueError("a state for an object that is not an array")
     _, shape, dtype, fortran, text = state
     if dtype is not _UINT8:
-        raise ValueError("an array that is not of bytes")
+        raise ValueError("an array whose dtype is not uint8")
     content = _require(text, str).encode("latin-1")
     rows, columns = (_require(length, int) for length in shape)
     if min(rows, columns) < 0 or rows * columns != len(content):

@@ -1,4 +1,4 @@
-"""`ImageData`: training and test images of a data set, and splits of them."""
+"""`ImageData`, the training and test images of a data set, and functions that split it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,21 +14,26 @@ from onelip.data.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """Images and labels for training and testing, checked when the object is made.
+    """Images and labels for training and testing. The constructor checks them.
 
     Images stay uint8; `Batches` and `to_float` convert them to floats in [0, 1].
 
     Attributes:
-        name: of the data set.
+        name: name of the data set.
         train_images: (N, C, H, W) uint8.
         train_labels: (N) int64, from 0.
         test_images: (M, C, H, W) uint8.
         test_labels: (M) int64, from 0.
-        class_names: one for each class.
-        source: where the data were read from, for people.
+        class_names: one name per class.
+        source: path that the data were read from, for display.
 
     Raises:
-        DataError: if shapes, types or labels do not fit each other, or a class has no training images.
+        DataError: if shapes, types or labels are inconsistent, or a class has no training images.
+
+    Examples:
+        >>> images, labels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
+        >>> ImageData("blank", images, labels, images, labels, ("left", "right"))
+        ImageData(blank: 2 + 2 images, 1x8x8, 2 classes)
     """
 
     name: str
@@ -41,7 +46,7 @@ class ImageData:
 
     def __post_init__(self) -> None:
         if len(set(self.class_names)) != len(self.class_names) or len(self.class_names) < 2:
-            raise DataError(f"{self.name}: expected at least two classes of different names, got {self.class_names}")
+            raise DataError(f"{self.name}: expected at least two classes with distinct names, got {self.class_names}")
         for part, images, labels in (
             ("train", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
@@ -50,7 +55,7 @@ class ImageData:
             _check_range(labels, len(self.class_names), f"{self.name}, {part}")
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise DataError(
-                f"{self.name}: expected test images of the shape of the training images, "
+                f"{self.name}: expected training and test images of the same shape, "
                 f"got {tuple(self.train_images.shape[1:])} and {tuple(self.test_images.shape[1:])}"
             )
         # A class without training images cannot be learned, and is nearly always an error in the labels.
@@ -58,7 +63,7 @@ class ImageData:
         empty = [name for name, count in zip(self.class_names, counts.tolist(), strict=True) if count == 0]
         if empty:
             raise DataError(
-                f"{self.name}: expected training images of every class, got none of {', '.join(empty[:5])}"
+                f"{self.name}: there are no training images of {', '.join(empty[:5])}"
                 f"{', ...' if len(empty) > 5 else ''}; add some or remove the class"
             )
 
@@ -100,8 +105,8 @@ def image_data_from_arrays(
     class_names: Sequence[str],
     source: str,
 ) -> ImageData:
-    """`ImageData` from pairs (images, labels) of numpy arrays; labels may have any integer type."""
-    # torch needs contiguous and writable arrays; those made from the bytes of a file are read-only.
+    """Create `ImageData` from pairs (images, labels) of numpy arrays; labels may have any integer type."""
+    # torch needs contiguous and writable arrays; arrays created from the bytes of a file are read-only.
     tensors = [
         torch.from_numpy(np.require(array, requirements=["C", "W"]))
         for images, labels in (train, test)
@@ -131,23 +136,26 @@ def _check_range(labels: Tensor, classes: int, what: str) -> None:
         where = int(((labels < 0) | (labels >= classes)).nonzero()[0])
         raise DataError(
             f"{what}: expected labels 0 to {classes - 1} ({classes} classes), got {int(labels[where])} at index {where}"
-            "; number the classes from 0 and name each of them"
+            "; number the classes from 0 and give each a name"
         )
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Split indices so that the same share of every class is held out.
+    """Split indices so that the same fraction of every class is held out.
 
-    The order comes from the raw numbers of PCG64, which numpy guarantees never to change: a split is the same on every
-    machine and in every version.
+    The order is derived from the raw output of PCG64, which numpy guarantees never to change, so a split is the same on
+    every machine and in every version.
 
     Args:
         labels: (N) int64.
-        fraction: of every class that is held out, rounded to at least one image.
-        seed: of the order.
+        fraction: fraction of every class to hold out, rounded to at least one image.
+        seed: seed of the split.
 
     Returns:
         Indices of the kept and of the held-out images, both ascending.
+
+    Raises:
+        DataError: if an argument is out of range, or a class has fewer than two images.
 
     Examples:
         >>> stratified_split(torch.tensor([0, 0, 1, 1]), 0.5)[1].shape
@@ -171,12 +179,15 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
 
 
 def validation_split(data: ImageData, fraction: float = 0.1, seed: int = 0) -> ImageData:
-    """Hold out a part of the training images as test images, to choose settings without using the true test images.
+    """Hold out a part of the training images as test images, to choose settings without the real test images.
 
     Args:
         data: the data set; its test images are not used.
-        fraction: of every class that is held out.
-        seed: of the split.
+        fraction: fraction of every class to hold out.
+        seed: seed of the split.
+
+    Returns:
+        The data set with the held-out images as test images.
 
     Examples:
         >>> from onelip.data import load_data

@@ -1,12 +1,12 @@
-"""`onelip.data.load_data`: a data set by its name, or your own data by their path."""
+"""`onelip.data.load_data`: load a data set by name, or your own data by path."""
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from onelip.core.arguments import did_you_mean
 from onelip.data.errors import ChecksumError, DataError, DataNotFound, UnknownData
 from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
 from onelip.data.image_data import ImageData, image_data_from_arrays
@@ -40,8 +40,8 @@ def load_data(
         name_or_path: one of `list_data()`; or a path: an .npz file, a folder of images by class, or the files of an
             official data set, as a folder or an archive.
         root: directory in which a named data set is searched. Default: those of `data_places()`.
-        digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…") in place of the official
-            ones, for samples in the official formats. Files without one are refused.
+        digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…"), instead of the official
+            ones, for samples in the official formats. Files without a digest raise a ChecksumError.
 
     Returns:
         Training and test images with their labels.
@@ -63,23 +63,28 @@ def load_data(
     path = Path(name_or_path).expanduser()
     if path.exists():
         return _load_path(path, digests)
-    names = list_data()
-    near = difflib.get_close_matches(str(name_or_path).lower(), names, n=1)
+    names, given = list_data(), str(name_or_path)
     raise UnknownData(
-        f"expected one of {', '.join(names)} or a path, got {str(name_or_path)!r}, and there is no such file or folder"
-        f"{f'; did you mean {near[0]!r}?' if near else ''}"
+        f"{given!r} is neither one of {', '.join(names)} nor an existing file or folder{did_you_mean(given, names)}"
     )
 
 
 def load_digits() -> ImageData:
-    """Load the handwritten digits that are part of the package: 1442 training and 355 test images, (1, 8, 8).
+    """Load the handwritten digits included in the package: 1442 training and 355 test images, (1, 8, 8).
 
     From "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak, UCI Machine Learning Repository, 1998, CC
     BY 4.0), as in scikit-learn (`sklearn.datasets.load_digits`). Their values 0 to 16 are scaled to 0 to 255. The split
     is fixed: in each class every fifth image is a test image.
+
+    Returns:
+        Training and test images with their labels.
+
+    Examples:
+        >>> load_digits()
+        ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
     """
     if not has_digest(DIGITS_FILE, _DIGITS_DIGEST):
-        raise damaged(DIGITS_FILE, "install the package again")
+        raise damaged(DIGITS_FILE, "reinstall onelip")
     arrays = read_arrays(DIGITS_FILE)
     values, labels = arrays["images"].astype(np.int64), arrays["labels"]  # (1797, 8, 8) of 0..16, (1797)
     images = ((values * 255 + 8) // 16).astype(np.uint8)[:, None]
@@ -101,7 +106,7 @@ def _load_named(official: Official, places: tuple[Path, ...], digests: Mapping[s
     )
     raise DataNotFound(
         f"{official.name} ({forms}) was not found in {' or '.join(map(str, places))}; download it with "
-        f"`onelip data fetch {official.name}`, or set ONELIP_DATA to the directory that has it"
+        f"`onelip data fetch {official.name}`, or set ONELIP_DATA to the directory that contains it"
     )
 
 
@@ -111,16 +116,14 @@ def _load_path(path: Path, digests: Mapping[str, str] | None) -> ImageData:
     if path.is_file():
         archives = {v.archive.name: (o, v) for o in OFFICIAL.values() for v in o.versions if v.archive}
         if path.name not in archives:
-            raise DataError(
-                f"{path}: expected an .npz file or one of {', '.join(archives)}, got a file of another name"
-            )
+            raise DataError(f"{path}: expected an .npz file or one of {', '.join(archives)}")
         return _load_version(*archives[path.name], path, digests)
     candidates = [
         (official, version, where) for official in OFFICIAL.values() for version, where in find_in(official, path)
     ]
     if not candidates:
         return load_folder(path)
-    # MNIST and Fashion-MNIST have files of the same names: the checksum decides.
+    # MNIST and Fashion-MNIST have files with the same names; their checksums differ.
     mismatches = []
     for official, version, where in candidates:
         try:
@@ -143,13 +146,13 @@ def _load_version(official: Official, version: Version, where: Path, digests: Ma
 def _read_verified(
     official: Official, version: Version, where: Path, digests: Mapping[str, str] | None
 ) -> dict[str, bytes]:
-    """The unpacked files by name, each with its expected digest."""
+    """Read the unpacked files by name and check their digests."""
     contents, paths = _read(official, version, where)
     for file in version.files:
         content, path = contents[file.name], paths[file.name]
         expected = file.digest if digests is None else digests.get(file.name)
         if expected is None:
-            raise ChecksumError(f"{path}: expected a digest of {file.name} in the given table, got none")
+            raise ChecksumError(f"{path}: digests has no entry for {file.name!r}")
         if has_digest(content, expected):
             continue
         # The published MD5 of the archive covers all of its members.
@@ -159,8 +162,8 @@ def _read_verified(
         if digests is None and file.size is not None and len(content) < file.size:
             size = f"only {len(content)} of {file.size} bytes: it is truncated"
         raise ChecksumError(
-            f"{path}: expected the file {file.name} of {official.name} with {expected}, got another one ({size}); "
-            f"delete it and get it again (`onelip data fetch {official.name}`)"
+            f"{path}: {file.name} of {official.name} has the wrong checksum ({size}), expected {expected}; "
+            f"delete it and download it again: onelip data fetch {official.name}"
         )
     return contents
 
@@ -175,7 +178,7 @@ def _read(official: Official, version: Version, where: Path) -> tuple[dict[str, 
         path = find_file(where, name)
         if path is None:
             raise DataNotFound(
-                f"{where}: {name} of {official.name} is missing; get it with `onelip data fetch {official.name}`"
+                f"{where}: {name} of {official.name} is missing; download it: onelip data fetch {official.name}"
             )
         paths[name] = path
     return {name: read_file(path) for name, path in paths.items()}, paths

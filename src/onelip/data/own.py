@@ -1,4 +1,4 @@
-"""Your own images: an .npz file of arrays, or a folder of PNG and JPEG files with one subfolder per class."""
+"""Load your own images from an .npz file, or from a folder of PNG and JPEG files with one subfolder per class."""
 
 import os
 import warnings
@@ -37,16 +37,26 @@ def load_npz(
 
     Args:
         path: the file.
-        test_fraction: share of every class that is held out for testing, if the file has no test images.
-        seed: of that split.
-        cap: largest size of the unpacked file, in bytes.
+        test_fraction: fraction of every class that is held out for testing, if the file has no test images.
+        seed: seed of the split.
+        cap: maximum size of the unpacked file, in bytes.
+
+    Returns:
+        Training and test images with their labels.
 
     Shape:
         - images: uint8 (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels.
         - labels: (N) integers from 0.
 
     Raises:
-        DataError: if arrays are missing or of another type or shape.
+        DataError: if arrays are missing or have the wrong type or shape.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/own.npz", images=np.zeros((10, 8, 8), np.uint8), labels=np.arange(10) % 2)
+        ...     load_npz(f"{folder}/own.npz")
+        ImageData(own: 8 + 2 images, 1x8x8, 2 classes)
     """
     path = Path(path)
     arrays = read_arrays(path, cap)
@@ -102,7 +112,7 @@ def _class_names(given: np.ndarray | None, train: np.ndarray, test: np.ndarray, 
             raise DataError(f"{path}: expected class_names as a list of text, got {given.dtype} {given.shape}")
         return tuple(str(name) for name in given)
     top = int(max(train.max(initial=0), test.max(initial=0)))
-    # Names are made up to the largest label; a label far beyond the images would make millions of empty classes.
+    # Every number up to the largest label becomes a class; one huge label would create millions of empty classes.
     if top > len(train):
         raise DataError(f"{path}: expected labels numbered from 0 without gaps, got {top} with {len(train)} images")
     return tuple(str(i) for i in range(top + 1))
@@ -119,14 +129,17 @@ def load_folder(
         images/train/cat/*.png   images/train/dog/*.png   images/test/cat/*.png   images/test/dog/*.png
     or  images/cat/*.png   images/dog/*.png               (test images are then held out)
 
-    All images have one size. Classes are numbered in the alphabetical order of their folders, images ordered by name.
-    If all images are grey there is one channel, else three.
+    All images must have the same size. Classes are numbered in the alphabetical order of their folders, and images are
+    ordered by name. If all images are grey there is one channel, else three.
 
     Args:
         path: the folder.
-        test_fraction: share of every class that is held out for testing, if the folder has no test images.
-        seed: of that split.
-        cap: largest size of all pixels, in bytes.
+        test_fraction: fraction of every class that is held out for testing, if the folder has no test images.
+        seed: seed of the split.
+        cap: maximum size of all pixels, in bytes.
+
+    Returns:
+        Training and test images with their labels.
 
     Raises:
         DataError: if a file is not an 8-bit PNG or JPEG image, is transparent, or has another size.
@@ -153,8 +166,8 @@ def _classes(path: Path) -> list[str]:
     classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(classes) < 2:
         raise DataError(
-            f"{path}: expected a folder for each of at least two classes, got {classes or 'none'}; or, for an official "
-            "data set, its files"
+            f"{path}: expected a subfolder for each of at least two classes, or the files of an official data set, "
+            f"got {classes or 'no subfolders'}"
         )
     return classes
 
@@ -205,15 +218,15 @@ def _read(path: Path) -> np.ndarray:
         raise DataError("folders of images need pillow: pip install 'onelip[images]'") from error
     try:
         with warnings.catch_warnings():
-            # A small file that unpacks to a huge image: pillow only warns, up to a factor of two.
+            # Small files can unpack to huge images; pillow only warns up to twice its limit.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=("PNG", "JPEG")) as opened:
                 opened.load()
                 image = ImageOps.exif_transpose(opened)  # as image viewers show it
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: expected an image of ordinary size, got {error}") from error
+        raise DataError(f"{path}: the image is too large: {error}") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: expected a complete PNG or JPEG image, got {error}; replace or remove it") from error
+        raise DataError(f"{path}: not a complete PNG or JPEG image ({error}); replace or remove it") from error
     return _pixels(image, path)
 
 

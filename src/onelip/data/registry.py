@@ -1,8 +1,8 @@
-"""The known data sets: files, checksums, addresses, class names, and the directories in which they are searched.
+"""The known data sets: files, checksums, URLs, class names, and the directories in which they are searched.
 
 Checksums are of the unpacked files, so that a repacked copy is still recognised: SHA-256 where the file itself was
-available and had the published MD5, else the published MD5. Those of CIFAR-100's .bin files are not published; where
-they do not match, the MD5 of the archive decides.
+available and had the published MD5, else the published MD5. Those of CIFAR-100's .bin files are not published; if they
+do not match, the MD5 of the archive is checked instead.
 
 To add a data set, add an `Official` to `OFFICIAL` (and, for a new file format, a reader in `formats.py`).
 """
@@ -21,7 +21,7 @@ DIGITS_FILE = Path(__file__).parent / "digits.npz"
 
 @dataclass(frozen=True)
 class File:
-    """A file as it is when unpacked."""
+    """Name, digest and size of an unpacked file."""
 
     name: str
     digest: str  # "md5:…" or "sha256:…"
@@ -46,7 +46,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Official:
-    """A data set, its versions in the order in which they are searched, and what to download."""
+    """A data set: its versions in the order in which they are searched, and the files to download."""
 
     name: str
     title: str
@@ -77,7 +77,7 @@ _CIFAR100 = (  # alphabetical, as the authors number them
 
 
 def _files(table: str) -> tuple[File, ...]:
-    """Files from lines of name, digest and (if known) size."""
+    """Parse lines of name, digest and (if known) size."""
     rows = [line.split() for line in table.strip().splitlines()]
     return tuple(File(name, digest, int(size[0]) if size else None) for name, digest, *size in rows)
 
@@ -85,7 +85,7 @@ def _files(table: str) -> tuple[File, ...]:
 def _idx_data(
     name: str, title: str, classes: tuple[str, ...], folder: str, urls: tuple[str, ...], table: str
 ) -> Official:
-    """MNIST and its relatives: a table of four files, then of the four .gz files to download."""
+    """MNIST and similar data sets: a table of four files, then of the four .gz files to download."""
     files = _files(table)
     version = Version("idx", (name, folder), train=files[:2], test=files[2:4])
     return Official(name, title, classes, (version,), urls, downloads=files[4:], download_folder=name)
@@ -210,9 +210,9 @@ class DataStatus:
     """Whether and where a data set was found.
 
     Attributes:
-        name: of the data set.
-        title: one line for people.
-        found: the folder or archive that would be read, not verified yet; None if there is none.
+        name: name of the data set.
+        title: one-line description.
+        found: the folder or archive that would be read, not yet verified; None if there is none.
         looked_in: the searched directories.
         can_fetch: whether `fetch` can download it.
     """
@@ -225,11 +225,18 @@ class DataStatus:
 
 
 def data_places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """The directories in which data sets are searched, in this order. Downloads go to the first.
+    """Return the directories in which data sets are searched, in this order. Downloads go to the first.
 
     Args:
-        root: the only directory to search. Default: the directory that the environment variable ONELIP_DATA names, then
-            $XDG_CACHE_HOME/onelip/data (~/.cache/onelip/data if that variable is not set).
+        root: the only directory to search. Default: $ONELIP_DATA if it is set, then $XDG_CACHE_HOME/onelip/data
+            (~/.cache/onelip/data if XDG_CACHE_HOME is not set).
+
+    Returns:
+        The directories; they need not exist.
+
+    Examples:
+        >>> [str(place) for place in data_places("downloads")]
+        ['downloads']
     """
     if root is not None:
         return (Path(root).expanduser(),)
@@ -239,7 +246,7 @@ def data_places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
 
 
 def list_data() -> list[str]:
-    """Names of the data sets that `load_data` knows.
+    """Return the names of the data sets that `load_data` knows.
 
     Examples:
         >>> list_data()
@@ -249,7 +256,7 @@ def list_data() -> list[str]:
 
 
 def known_name(given: str | os.PathLike[str]) -> str | None:
-    """The name of a data set in its official spelling, or None if the text names none.
+    """Return the official spelling of the name of a data set, or None if it is unknown.
 
     Examples:
         >>> known_name("CIFAR-10"), known_name("fashion_mnist"), known_name("./mnist")
@@ -265,7 +272,7 @@ def known_name(given: str | os.PathLike[str]) -> str | None:
 
 
 def absolute_source(given: str) -> str:
-    """The same data for every working directory: names are unchanged, paths are made absolute.
+    """Make the path of a data set absolute; names of data sets are unchanged.
 
     Examples:
         >>> absolute_source("digits"), absolute_source("/images/../own.npz")
@@ -275,10 +282,17 @@ def absolute_source(given: str) -> str:
 
 
 def data_status(root: str | os.PathLike[str] | None = None) -> list[DataStatus]:
-    """Every known data set, and where it was found.
+    """Return the status of every known data set: whether and where it was found.
 
     Args:
-        root: see `data_places`.
+        root: the only directory to search; see `data_places`.
+
+    Returns:
+        One entry per data set, in the order of `list_data`.
+
+    Examples:
+        >>> [(status.name, status.can_fetch) for status in data_status()][:2]
+        [('digits', False), ('mnist', True)]
     """
     places = data_places(root)
     title = "Handwritten digits, 1442 + 355 grey images 8x8; part of this package"
@@ -290,9 +304,9 @@ def data_status(root: str | os.PathLike[str] | None = None) -> list[DataStatus]:
 
 
 def find_in(official: Official, place: Path) -> Iterator[tuple[Version, Path]]:
-    """The versions of a data set in a directory: the folder of the files, or the archive."""
+    """Yield the versions of a data set in a directory: the folder of the files, or the archive."""
     for version in official.versions:
-        # A folder counts as soon as one of its files exists, so that a missing file is reported, not overlooked.
+        # A folder is found if any of its files exists, so that a missing file is reported.
         for folder in (*version.folders, *(f"{official.name}/{f}" for f in version.folders), official.name, "."):
             if any(find_file(place / folder, file.name) for file in version.files):
                 yield version, place / folder
@@ -302,7 +316,7 @@ def find_in(official: Official, place: Path) -> Iterator[tuple[Version, Path]]:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file in the folder, gzipped or not; IDX files may also be named "train-images.idx3-ubyte"."""
+    """Return the file in the folder, gzipped or not; IDX files may also be named "train-images.idx3-ubyte"."""
     dotted = name.replace("-idx", ".idx")
     for candidate in dict.fromkeys((name, f"{name}.gz", dotted, f"{dotted}.gz")):
         if (folder / candidate).is_file():
@@ -314,7 +328,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def split_digest(digest: str) -> tuple[str, str]:
-    """("sha256", "ab12…") of "sha256:ab12…".
+    """Split "sha256:ab12…" into ("sha256", "ab12…").
 
     Raises:
         DataError: if the text is not a digest.
@@ -327,7 +341,7 @@ def split_digest(digest: str) -> tuple[str, str]:
 
 
 def has_digest(content: bytes | Path, digest: str) -> bool:
-    """Whether bytes, or a file as stored, have this digest."""
+    """Whether bytes, or the stored bytes of a file, have this digest."""
     algorithm, value = split_digest(digest)
     if isinstance(content, bytes):
         return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest() == value

@@ -1,10 +1,10 @@
-"""Export: plain weights, ONNX files, directories for a hub.
+"""Export plain weights, ONNX files, and directories for the Hugging Face hub.
 
     model ──bake──▶ plain network ──save_plain──▶ .safetensors
                                   ──export_onnx──▶ .onnx, compared with torch in ONNX Runtime before it is written
     run   ──save_pretrained──▶ directory ──from_pretrained──▶ plain network, the same logits bit for bit
 
-Nothing is pickled. Names are loaded when they are first used.
+Nothing is pickled. Names are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""Decompositions of float64 operations that ONNX Runtime lacks into those that it has.
+"""Decompositions of float64 operations that ONNX Runtime lacks into operations that it has.
 
-ONNX Runtime (CPU) has no float64 kernel for Conv, ConvTranspose, AveragePool and Atan, BatchNormalization keeps its
-epsilon as a float32, and torch.onnx rounds Python's numbers to float32. So a float64 network is exported with
+ONNX Runtime (CPU) has no float64 kernel for Conv, ConvTranspose, AveragePool and Atan, BatchNormalization stores its
+epsilon as float32, and torch.onnx rounds Python floats to float32. So a float64 network is exported with
 
     convolution     y[n, o, p] = b[o] + sum over i, t of W[o, i, t] x[n, i, s p + d t]    one matrix product (im2col)
     average         the sum over the same windows, divided by their size
@@ -9,8 +9,8 @@ epsilon as a float32, and torch.onnx rounds Python's numbers to float32. So a fl
     atan2           reduction to [0, tan(pi/32)] and the Taylor series
     numbers         m 2^e with an integer m, which is exact
 
-These are the inner products that a certificate is about: (channels / groups) taps products, conventionally summed, then
-one bias. Zeros of the padding add exact zeros. No Winograd, no FFT.
+These are the inner products that a certificate assumes: (channels / groups) * taps products, conventionally summed,
+then one bias. Padding adds exact zeros. There is no Winograd and no FFT.
 """
 
 import math
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """All windows of a padded input (n, c, *sizes): (n, c, *kernel, *positions).
+    """Return all windows of a padded input (n, c, *sizes): (n, c, *kernel, *positions).
 
     Examples:
         >>> windows(torch.arange(4.0).view(1, 1, 4), [2], [1], [1])[0, 0]
@@ -33,12 +33,12 @@ def windows(x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: S
                 [1., 2., 3.]])
     """
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        place = 2 + 2 * axis  # after n, c, and the taps and positions of the axes before
-        reach = x.shape[place] - d * (k - 1)  # starts of windows
+        place = 2 + 2 * axis  # after n, c, and the taps and positions of the previous axes
+        reach = x.shape[place] - d * (k - 1)  # number of possible window starts
         if k == s == 1:
             x = x.unsqueeze(2 + axis)
             continue
-        if k == s and d == 1 and x.shape[place] % k == 0:  # windows side by side: nothing is copied
+        if k == s and d == 1 and x.shape[place] % k == 0:  # adjacent windows: nothing is copied
             x = x.unflatten(place, (-1, k)).movedim(place + 1, 2 + axis)
             continue
         taps = [aten.slice.Tensor(x, place, d * t, d * t + reach, s) for t in range(k)]
@@ -71,7 +71,8 @@ def convolution(
         y = _tiles(x, weight, padding, output_padding, groups)
         return y if bias is None else y + bias.view(-1, *(1,) * len(kernel))
     if transposed:
-        # A transposed convolution is one of stride 1 over x with zeros in between, kernel flipped, channels swapped.
+        # A transposed convolution is a stride-1 convolution over x with zeros inserted, a flipped kernel, and swapped
+        # channels.
         x = _spread(x, stride)
         weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # (out, in / groups, *kernel)
         weight = weight.flip(list(range(2, weight.dim())))
@@ -99,7 +100,7 @@ def _is_tiled(
     dilation: Sequence[int],
     output_padding: Sequence[int],
 ) -> bool:
-    """Whether each output of a transposed convolution has one input: windows side by side, possibly cropped."""
+    """Whether each output of a transposed convolution has one input: adjacent windows, possibly cropped."""
     cut = all(more <= p for p, more in zip(padding, output_padding, strict=True))
     return list(kernel) == list(stride) and all(d == 1 for d in dilation) and cut
 
@@ -123,13 +124,13 @@ def _tiles(x: Tensor, weight: Tensor, padding: Sequence[int], output_padding: Se
 
 
 def _pad(x: Tensor, ends: Sequence[tuple[int, int]]) -> Tensor:
-    """Zeros at both ends of each axis; a negative number crops instead."""
+    """Pad both ends of each axis with zeros; a negative number crops."""
     flat = [n for pair in reversed(ends) for n in pair]
     return aten.constant_pad_nd(x, flat) if any(flat) else x
 
 
 def _spread(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """stride - 1 zeros between neighbours along each axis."""
+    """Insert stride - 1 zeros between neighbours along each axis."""
     for axis, s in enumerate(stride, start=2):
         if s > 1:
             n = x.shape[axis]
@@ -171,7 +172,7 @@ def _per_axis(values: Sequence[int], axes: int) -> list[int]:
 def batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalisation in eval mode, with its exact epsilon; the other two outputs are empty, as in torch."""
+    """Compute batch normalisation in eval mode with its exact epsilon; the other two outputs are empty, as in torch."""
     factor = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     trailing = (1,) * (x.dim() - 2)
     y = (x - mean.view(-1, *trailing)) * factor.view(-1, *trailing)
@@ -180,7 +181,7 @@ def batch_norm(
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of (x, y) up to a few roundings, from square roots and products; -0.0 counts as 0.
+    """Return the angle of (x, y) up to a few roundings, from square roots and products; -0.0 counts as 0.
 
     Examples:
         >>> y, x = torch.randn(2, 1000, dtype=torch.float64)
@@ -201,7 +202,7 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
 
 
 def exact_number(value: float, like: Tensor) -> Tensor:
-    """The number as a float64 scalar tensor, exactly: torch.onnx does not round integers and powers of two.
+    """Return the number as an exact float64 scalar tensor: torch.onnx does not round integers and powers of two.
 
     Examples:
         >>> float(exact_number(0.1, torch.zeros(1, dtype=torch.float64))) == 0.1
@@ -213,7 +214,7 @@ def exact_number(value: float, like: Tensor) -> Tensor:
 
 
 def _is_lossy(value: object, like: object) -> bool:
-    """Whether torch.onnx would round a number of a float64 graph, and `exact_number` can represent it."""
+    """Whether torch.onnx would round this number in a float64 graph, and `exact_number` can represent it."""
     if not isinstance(value, float) or not isinstance(like, Tensor) or like.dtype != torch.float64:
         return False
     # Below 2^-96 float32 cannot represent the power of two of `exact_number`.
@@ -230,7 +231,7 @@ def _with_exact_number(operation: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """`aten.clamp` between numbers that float32 cannot represent."""
+    """Compute `aten.clamp` with limits that float32 cannot represent."""
     if not _is_lossy(min, x) and not _is_lossy(max, x):
         return NotImplemented
     ends = [None if end is None else exact_number(float(end), x) if end else torch.zeros_like(x) for end in (min, max)]
@@ -238,9 +239,9 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 
 
 def float64_decompositions() -> dict[Any, Callable[..., Any]]:
-    """The table for `ExportedProgram.run_decompositions`: torch's own, and ours for what ONNX Runtime lacks."""
+    """Return the table for `ExportedProgram.run_decompositions`: torch's own, and those of this module."""
     table = dict(torch.export.default_decompositions())
-    # torch would copy the weight for each image of the batch; ONNX has a product of a matrix and a batch.
+    # torch's decomposition copies the weight for each image; ONNX can multiply a matrix by a batch.
     table.pop(aten.matmul.default)
     ours: dict[Any, Callable[..., Any]] = {
         aten.convolution.default: convolution,

@@ -1,4 +1,4 @@
-"""Files that an export writes: all of them or none, and certificates only with the weights that they are about."""
+"""Write the files of an export, all or none, and read certificates that match the exported weights."""
 
 import json
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from onelip.checker.certificate import FORMAT, VERSION
 from onelip.core.errors import RunError, UsageError
 from onelip.core.files import disk_error, write_whole
 
-SIZE_LIMIT = 2**30  # bytes of a certificate; ten thousand images take a few millions
+SIZE_LIMIT = 2**30  # bytes of a certificate; one for ten thousand images has a few million
 
 
 class ExportError(RunError):
-    """An export that cannot be written or read. Existing files are unchanged."""
+    """An export cannot be written or read. Existing files are unchanged."""
 
 
 class ExportTaken(UsageError, ExportError):
-    """The path of an export exists already."""
+    """The output path of an export already exists."""
 
 
 def check_free(paths: Sequence[Path], *, force: bool) -> None:
-    """Refuse paths that exist, before any work is done."""
+    """Raise `ExportTaken` for paths that exist, before any work is done."""
     for path in paths:
         if path.is_dir():
             raise ExportTaken(f"{path}: expected a file name, got a directory; name a file in it")
@@ -32,7 +32,7 @@ def check_free(paths: Sequence[Path], *, force: bool) -> None:
 
 
 def write_files(files: Sequence[tuple[Path, bytes]], *, force: bool) -> None:
-    """Write all files. If one cannot be written, those that are new are removed again."""
+    """Write all files. If one cannot be written, the new ones are removed."""
     check_free([path for path, _ in files], force=force)
     new: list[Path] = []
     try:
@@ -49,7 +49,7 @@ def write_files(files: Sequence[tuple[Path, bytes]], *, force: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder unless it exists."""
+    """Create a folder if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,21 +57,21 @@ def make_folder(folder: Path) -> None:
 
 
 def read_certificate(path: str | Path, weights_sha256: str, config_sha256: str | None = None) -> tuple[bytes, Any]:
-    """Read a certificate to copy it, if it is about these weights (and this config, if it names one).
+    """Read a certificate, to copy it, if it is for these weights (and for this config, if it names one).
 
-    The JSON, the format and its version, the digest and the hashes are checked. Whether the certificate is *true* is
-    checked by `onelip check`, which recomputes everything.
+    The JSON, the format and its version, the digest and the hashes are checked. To check that the certificate is
+    *true*, use `onelip check`, which recomputes everything.
 
     Args:
         path: the certificate.
-        weights_sha256: hash of the file of the weights.
+        weights_sha256: hash of the weight file.
         config_sha256: hash of the config file.
 
     Returns:
         Its bytes and its JSON content.
 
     Raises:
-        ExportError: if it is damaged, of another version, or about something else.
+        ExportError: if it is damaged, has another version, or is for other files.
     """
     path = Path(path)
     try:
@@ -79,15 +79,17 @@ def read_certificate(path: str | Path, weights_sha256: str, config_sha256: str |
         if size > SIZE_LIMIT:
             raise ExportError(f"{path}: expected a certificate of at most {SIZE_LIMIT:,} bytes, got {size:,}")
         raw = path.read_bytes()
-        content = json.loads(raw, parse_constant=int)  # which refuses NaN and Infinity
+        content = json.loads(raw, parse_constant=int)  # int raises a ValueError for NaN and Infinity
     except OSError as error:
         raise ExportError(
-            f"{path}: cannot read the certificate ({error.strerror}); make one: onelip certify RUN --out {path}"
+            f"{path}: cannot read the certificate ({error.strerror}); create one: onelip certify RUN --out {path}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ExportError(f"{path}: expected a certificate; the file is not JSON ({error}), or damaged") from error
+        raise ExportError(
+            f"{path}: expected a certificate, but the file is not JSON or is damaged ({error})"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ExportError(f"{path}: expected an {FORMAT}, got another file; make one: onelip certify RUN --out {path}")
+        raise ExportError(f"{path}: the file is not an {FORMAT}; create one: onelip certify RUN --out {path}")
     if content.get("version") != VERSION:
         raise ExportError(
             f"{path}: expected version {VERSION} of the format, got {content.get('version')!r}; certify "

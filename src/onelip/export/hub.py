@@ -39,10 +39,10 @@ _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A directory that was read.
+    """The contents of a directory written by `save_pretrained`.
 
     Attributes:
-        model: plain, in eval mode, on the CPU.
+        model: the plain network, in eval mode on the CPU.
         config: class names, image shape and recipe.
         path: the directory.
         certificate: path of the certificate, or None.
@@ -66,13 +66,14 @@ def save_pretrained(
 
     Args:
         source: directory of a finished run, or a model, which is baked.
-        directory: a new one, written completely or not at all. With `force`, files in an existing one are replaced.
-        config: for a model: the config that builds it.
-        certificate: a certificate for these weights, to be copied.
+        directory: new directory, written completely or not at all. With `force`, files in an existing directory are
+            replaced.
+        config: the config that builds the model, if `source` is a model.
+        certificate: a certificate for these weights to copy.
         force: write into an existing directory.
 
     Returns:
-        The files written.
+        The paths of the written files.
 
     Raises:
         ExportError: if the directory exists, the run is not finished, the config does not build the model, or the
@@ -92,7 +93,7 @@ def save_pretrained(
     """
     directory = Path(directory)
     if directory.exists() and not force and (not directory.is_dir() or any(directory.iterdir())):
-        raise ExportTaken(f"{directory}: the directory exists and has files; choose another, or use --force")
+        raise ExportTaken(f"{directory}: the directory is not empty; choose another, or use --force")
     if not isinstance(source, nn.Module):
         content = read_source(source)
     elif config is None:
@@ -113,24 +114,36 @@ def from_pretrained(name: str | Path, *, revision: str | None = None) -> nn.Modu
     """Load the plain network of a directory, or of a repository on the Hugging Face hub.
 
     Args:
-        name: a directory of `save_pretrained`; or "owner/name", which is downloaded (`pip install 'onelip[hub]'`).
+        name: a directory of `save_pretrained`, or "owner/name" of a repository to download
+            (`pip install 'onelip[hub]'`).
         revision: branch, tag or commit on the hub.
 
     Returns:
         The network, in eval mode on the CPU. Its logits are those of the saved network, bit for bit.
 
     Raises:
-        ExportError: if there is no such directory or repository, or its files do not fit each other.
+        ExportError: if there is no such directory or repository, or its files are inconsistent.
+
+    Examples:
+        Load a directory written by `save_pretrained`, whose example shows both:
+
+            model = onelip.from_pretrained("exports/net")
     """
     return load_pretrained(name, revision=revision).model
 
 
 def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrained:
-    """Load a network as `from_pretrained` does, with its config and the path of its certificate.
+    """Load a network like `from_pretrained`, with its config and the path of its certificate.
 
     Args:
-        name: see `from_pretrained`.
-        revision: see `from_pretrained`.
+        name: a directory of `save_pretrained`, or "owner/name" of a repository to download.
+        revision: branch, tag or commit on the hub.
+
+    Returns:
+        The network, its config and the path of its certificate.
+
+    Raises:
+        ExportError: if there is no such directory or repository, or its files are inconsistent.
     """
     path = Path(name)
     if not path.is_dir():
@@ -139,11 +152,11 @@ def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrai
     if config_file.is_file() and config_file.stat().st_size > CONFIG_LIMIT:
         raise ExportError(f"{config_file}: expected a config of at most {CONFIG_LIMIT:,} bytes, got a larger file")
     config = read_config(RunDirectory(path))
-    # Without memory at first: a config from elsewhere may ask for a network of any size; the file must have it.
+    # On the meta device first: an untrusted config may describe a network of any size, which the file must contain.
     with torch.device("meta"):
         plain = _build(config)
     plain.load_state_dict(read_plain(path / WEIGHTS, plain.state_dict()), assign=True)
-    # In the memory layout of training: the layout decides the order of sums, and so the last bits.
+    # Use the memory layout of training: it determines the order of sums, and so the last bits.
     set_layout(plain, config.recipe)
     certificate = path / CERTIFICATE
     return Pretrained(plain.eval(), config, path, certificate if certificate.is_file() else None)
@@ -154,7 +167,7 @@ def _build(config: RunConfig) -> nn.Module:
     try:
         model = build_model(config.recipe, len(config.class_names), config.shape)
     except RecipeError as error:
-        raise ExportError(f"{error}; the config is not of this version of onelip") from error
+        raise ExportError(f"{error}; the config was written by another version of onelip") from error
     return bake(model)
 
 
@@ -165,7 +178,7 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
     make_folder(directory.parent)
     part = directory.with_name(f"{directory.name}.part")
     try:
-        if part.exists():  # of an export that was killed
+        if part.exists():  # left by an export that was killed
             shutil.rmtree(part)
         write_files([(part / name, content) for name, content in files], force=True)
         os.replace(part, directory)
@@ -178,13 +191,13 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
 
 def _download(name: str, revision: str | None) -> Path:
     if not _REPOSITORY.fullmatch(name) or name.startswith("."):
-        raise ExportError(f"{name}: no such directory, and not the name owner/name of a repository")
+        raise ExportError(f"{name}: no such directory, and not the name of a repository (owner/name)")
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ExportError(f"{name}: no such directory; for the hub: pip install 'onelip[hub]'") from error
+        raise ExportError(f"{name}: no such directory; to download from the hub: pip install 'onelip[hub]'") from error
     try:
-        # Only these files: a repository may have others, which are never read.
+        # Only these files: other files of a repository are never read.
         found = huggingface_hub.snapshot_download(
             repo_id=name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD, CERTIFICATE]
         )
@@ -197,7 +210,7 @@ def _download(name: str, revision: str | None) -> Path:
     return Path(found)
 
 
-# What is exported.
+# Sources of an export.
 
 
 @dataclass(frozen=True)
@@ -205,12 +218,12 @@ class Source:
     """A network with the bytes of its files.
 
     Attributes:
-        config: of the run.
+        config: config of the run.
         plain: the baked network.
         weights: content of plain.safetensors.
         config_bytes: content of config.json.
         lipschitz: Lipschitz constant by construction, in real arithmetic, or None.
-        results: table of the test images, or None.
+        results: results on the test images, or None.
     """
 
     config: RunConfig
@@ -232,7 +245,7 @@ class Source:
 
 
 def read_source(path: str | Path) -> Source:
-    """Read a finished run; the network has the stored numbers bit for bit."""
+    """Read a finished run; the network has the stored weights bit for bit."""
     run = RunDirectory(Path(path))
     read_config(run)
     if not run.plain.exists():
@@ -248,7 +261,7 @@ def read_source(path: str | Path) -> Source:
 
 
 def _results(run: RunDirectory) -> dict[str, Any] | None:
-    """The table of the test images for the model card; omitted if it cannot be read."""
+    """Results on the test images for the model card; None if they cannot be read."""
     try:
         table = json.loads(run.results.read_bytes())["test"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -257,22 +270,22 @@ def _results(run: RunDirectory) -> dict[str, Any] | None:
 
 
 def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
-    """A model as if a run had trained it, if its config builds the same function."""
+    """The source for a model and its config; raises if the config builds another function."""
     plain = bake(model).cpu().eval()
     weights = plain_bytes(plain, {})
     built = _build(config).eval()
     mine, theirs = ({n: (t.shape, t.dtype) for n, t in m.state_dict().items()} for m in (plain, built))
     if mine != theirs:
         name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
-        raise ExportError(f"the config builds another model than the given one: tensor {name!r} differs")
+        raise ExportError(f"the config builds another model: tensor {name!r} differs; pass the config of this model")
     built.load_state_dict(plain.state_dict())
     set_layout(built, config.recipe)
     images = torch.rand(4, *config.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        # Equal names can hide another activation. The memory layout may differ, so equality is up to rounding.
+        # Equal tensors do not imply equal activations. The memory layout may differ, so compare up to rounding.
         same = torch.allclose(built(images), plain(images), rtol=1e-4, atol=1e-5)
     if not same:
-        raise ExportError("the config builds another function than the given model; pass the config of this model")
+        raise ExportError("the config builds a different function than the model; pass the config of this model")
     text = json.dumps(config.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return Source(config, plain, weights, text.encode(), summary(model).constant, None)
 
@@ -287,7 +300,7 @@ tags: [lipschitz, certified-robustness]
 
 # {model} on {data}
 
-An image classifier as a plain torch network, made with onelip {version}.
+An image classifier as a plain torch network, created with onelip {version}.
 
 ## What is proved
 

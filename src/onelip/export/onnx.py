@@ -1,4 +1,4 @@
-"""`onelip.export_onnx`: one ONNX file, any batch size, compared with torch in ONNX Runtime before it is written."""
+"""`onelip.export_onnx`: write one ONNX file for any batch size, after comparing ONNX Runtime with torch."""
 
 import hashlib
 import json
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 OPSET = 20
 INPUT, OUTPUT, BATCH = "image", "logits", "batch"
 ROUNDINGS = 2.0**13
-LIMIT = 2**31 - 2**20  # bytes: a protobuf message ends at 2 GiB
+LIMIT = 2**31 - 2**20  # bytes: a protobuf message is limited to 2 GiB
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """An ONNX file, and how far ONNX Runtime differed from torch.
+    """Result of an ONNX export, with the difference between ONNX Runtime and torch.
 
     Attributes:
         path: the file.
-        sha256: its hash.
+        sha256: hash of the file.
         dtype: "float32" or "float64".
         input: "float32", "float64" or "uint8".
         difference: largest difference of a logit.
-        bound: largest difference that is allowed.
-        images: number of images that were compared.
+        bound: largest allowed difference.
+        images: number of compared images.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class OnnxReport:
     images: int
 
     def to_json(self) -> dict[str, Any]:
-        """The report as `onelip export --json` prints it."""
+        """Return the report as `onelip export --json` prints it."""
         return {**self.__dict__, "path": str(self.path)}
 
 
@@ -79,20 +79,20 @@ def export_onnx(
     class_names: Sequence[str] = (),
     metadata: Mapping[str, str] | None = None,
     images: Tensor | None = None,
-    beside: Sequence[tuple[Path, bytes]] = (),
+    extra_files: Sequence[tuple[Path, bytes]] = (),
     force: bool = False,
 ) -> OnnxReport:
     r"""Bake a model and write it as an ONNX file.
 
-    Before the file is written, ONNX Runtime runs it on some images, and the logits must agree with those of torch:
+    Before the file is written, ONNX Runtime runs it on some images, and its logits must agree with those of torch:
 
     $$|f_{ONNX} - f_{torch}| \le 2^{13}\, u \max(1, \max |f_{torch}|),$$
 
-    where u is the unit roundoff of the type ($2^{-53}$ or $2^{-24}$). This allows for the rounding of deep networks
-    summed in another order, but not for a wrong operation, nor in float64 for one that runs in float32. It is a test,
-    not a proof.
+    where $u$ is the unit roundoff of the dtype ($2^{-53}$ or $2^{-24}$). This allows for the rounding of deep networks
+    with sums in another order, but not for a wrong operation, and not for a float64 operation that runs in float32. It
+    is a test, not a proof.
 
-    Certificates hold for the float64 program: its inner products summed conventionally in any order. A float64 export
+    Certificates hold for the float64 program, with inner products summed conventionally in any order. A float64 export
     is such a program (see `onelip.export.decompositions`). No certificate holds for a float32 export.
 
     Args:
@@ -100,11 +100,12 @@ def export_onnx(
         path: the file to write.
         shape: shape of one image, (channels, height, width).
         dtype: torch.float64 for the certified program, torch.float32 for speed.
-        uint8_input: take uint8 images and divide by 255 inside. Default: images of `dtype` in [0, 1].
-        class_names: stored in the metadata of the file.
-        metadata: more metadata, such as the hash of the weights.
-        images: uint8 (N, *shape) to compare on, besides a black and a white image. Default: random ones.
-        beside: other files (path, content) to write, all of them or none.
+        uint8_input: whether the exported network takes uint8 images and divides them by 255. Default: it takes images
+            of `dtype` in [0, 1].
+        class_names: names of the classes, stored in the metadata of the file.
+        metadata: additional metadata, such as the hash of the weights.
+        images: uint8 images (N, *shape) for the comparison, besides a black and a white one. Default: random images.
+        extra_files: other files (path, content) to write; either all files are written or none.
         force: overwrite existing files.
 
     Shape:
@@ -128,9 +129,9 @@ def export_onnx(
     """
     path = Path(path)
     if dtype not in UNIT_ROUNDOFF:
-        raise ExportError(f"expected dtype float32 or float64, got {dtype}; others have no certified meaning")
+        raise ExportError(f"expected dtype float32 or float64, got {dtype}")
     _check_packages()
-    check_free([path, *(other for other, _ in beside)], force=force)
+    check_free([path, *(other for other, _ in extra_files)], force=force)
     plain = bake(model).cpu().to(dtype).eval()
     # ONNX has one memory layout; contiguous tensors are traced without copies.
     for tensor in (*plain.parameters(), *plain.buffers()):
@@ -143,7 +144,7 @@ def export_onnx(
     content = proto.SerializeToString(deterministic=True)
     _check_form(proto)
     difference, bound, count = _compare(content, network, _trials(network, tuple(shape), images))
-    write_files([*beside, (path, content)], force=force)
+    write_files([*extra_files, (path, content)], force=force)
     kind = str(dtype).removeprefix("torch.")
     sha256 = hashlib.sha256(content).hexdigest()
     return OnnxReport(path, sha256, kind, "uint8" if uint8_input else kind, difference, bound, count)
@@ -162,12 +163,12 @@ def _check_size(plain: nn.Module) -> None:
     size = sum(t.numel() * t.element_size() for t in (*plain.parameters(), *plain.buffers()))
     if size > LIMIT:
         raise ExportError(
-            f"expected weights below 2 GB for an ONNX file, got {size / 2**30:.1f} GB; export safetensors instead"
+            f"an ONNX file is limited to 2 GB of weights, got {size / 2**30:.1f} GB; export safetensors instead"
         )
 
 
 def _trace(network: _Deployed, shape: tuple[int, ...]) -> "onnx.ModelProto":
-    """The network as a graph of ONNX operations."""
+    """Trace the network to a graph of ONNX operations."""
     # Two images: torch.export treats an axis of length 1 as a constant.
     example = torch.zeros(2, *shape, dtype=torch.uint8 if network.uint8_input else network.dtype)
     batch = torch.export.Dim(BATCH)
@@ -179,7 +180,7 @@ def _trace(network: _Deployed, shape: tuple[int, ...]) -> "onnx.ModelProto":
             found = torch.onnx.export(
                 program, dynamo=True, opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT], verbose=False
             )
-    except Exception as error:  # the tracer has many kinds of errors, which all mean the same to the caller
+    except Exception as error:  # the tracer raises many kinds of errors
         raise ExportError(
             f"torch.export cannot trace the network for any batch size ({type(error).__name__}: {_last_line(error)}); "
             "ONELIP_TRACEBACK=1 shows where"
@@ -189,7 +190,7 @@ def _trace(network: _Deployed, shape: tuple[int, ...]) -> "onnx.ModelProto":
 
 
 def _name_batch_axis(proto: "onnx.ModelProto") -> None:
-    """Give the batch axis its name; torch.onnx has a symbol such as s40, also in expressions such as 4*s40."""
+    """Name the batch axis; torch.onnx uses a symbol such as s40, also in expressions such as 4*s40."""
     symbol = proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         for axis in value.type.tensor_type.shape.dim:
@@ -199,7 +200,7 @@ def _name_batch_axis(proto: "onnx.ModelProto") -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide deprecation warnings of torch's own code and its notes on torchvision: users cannot act on them."""
+    """Suppress torch's own deprecation warnings and its messages on torchvision: users cannot act on them."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -297,7 +298,7 @@ def _compare(content: bytes, network: _Deployed, trials: Sequence[Tensor]) -> tu
         )
     difference = float((got.double() - expected.double()).abs().max())
     bound = ROUNDINGS * UNIT_ROUNDOFF[network.dtype] * max(1.0, float(expected.double().abs().max()))
-    if not difference <= bound < float("inf"):  # NaN is refused too
+    if not difference <= bound < float("inf"):  # also true for NaN
         raise ExportError(
             f"expected ONNX Runtime and torch to differ by at most {bound:.1e}, got {difference:.1e}; nothing was "
             "written. Please report it"

@@ -1,8 +1,8 @@
 """Plain weights as a safetensors file, with the keys of the torch network.
 
-A file is refused before anything is allocated if it is larger than the network, if its header claims more bytes than it
-has, or if it is a pickle; and before anything is used if names, shapes or types differ, or a number is not finite. The
-file of a run is copied byte for byte, so a certificate for its hash is one for the copy.
+A file is rejected before memory is allocated if it is larger than the network, if its header claims more bytes than it
+has, or if it is a pickle; and before the model is changed if names, shapes or types differ, or a number is not finite.
+The file of a run is copied byte for byte, so a certificate for its hash also holds for the copy.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ def save_plain(
 
     Args:
         model: any model; it is not changed.
-        path: the file, written completely or not at all.
-        metadata: texts for the metadata of the file.
+        path: output file, written completely or not at all.
+        metadata: strings to store in the metadata of the file.
         force: overwrite an existing file.
 
     Raises:
@@ -54,11 +54,15 @@ def save_plain(
 
 
 def plain_bytes(plain: nn.Module, metadata: Mapping[str, str]) -> bytes:
-    """The content of the file for a network that is plain already."""
+    """Return the content of the file for a plain network.
+
+    Raises:
+        NonFiniteWeight: if a tensor contains NaN or infinity.
+    """
     tensors = plain.state_dict()
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NonFiniteWeight(f"expected finite tensors, got NaN or infinity in {name!r}")
+            raise NonFiniteWeight(f"tensor {name!r} contains NaN or infinity; load an earlier checkpoint")
     own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     return save(own, {**metadata, "format": PLAIN_FORMAT})
 
@@ -74,14 +78,23 @@ def load_plain(path: str | Path, model: Model) -> Model:
         The model.
 
     Raises:
-        ExportError: if the file does not fit or is damaged; the model is then unchanged.
+        ExportError: if the file does not match the network or is damaged; the model is then unchanged.
+
+    Examples:
+        >>> import tempfile
+        >>> model = nn.Linear(3, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_plain(model, f"{folder}/net.safetensors")
+        ...     loaded = load_plain(f"{folder}/net.safetensors", nn.Linear(3, 2))
+        >>> torch.equal(loaded.weight, model.weight)
+        True
     """
     model.load_state_dict(read_plain(Path(path), model.state_dict()))
     return model
 
 
 def read_plain(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file, checked against those of a network."""
+    """Return the tensors of a file, checked against those of a network."""
     _check_file(path, sum(t.numel() * t.element_size() for t in like.values()))
     try:
         return read_tensors(path, read_header(path, PLAIN_FORMAT), like)
@@ -99,15 +112,15 @@ def _check_file(path: Path, expected: int) -> None:
         raise ExportError(f"{path}: cannot read the weights ({error.strerror})") from error
     if size > expected + HEADER_LIMIT:
         raise ExportError(
-            f"{path}: expected about {expected:,} bytes for this network, got {size:,}; it is of another network"
+            f"{path}: expected about {expected:,} bytes for this network, got {size:,}; it belongs to another network"
         )
     if len(start) < 8:
         raise ExportError(f"{path}: expected a safetensors file, got one of {size} bytes; it is truncated")
     header = int.from_bytes(start, "little")
-    # A zip or a pickle read as a length is beyond any header: report what it is, not how long it would be.
+    # The first bytes of a zip or a pickle, read as a length, exceed any header: report the kind of the file instead.
     if start.startswith(_PICKLES) and header > HEADER_LIMIT:
         raise ExportError(
-            f"{path}: expected a safetensors file, got a pickle, which can run code when read; ask for safetensors"
+            f"{path}: expected a safetensors file, got a pickle, which can run code when loaded; use safetensors"
         )
     if header > min(size - 8, HEADER_LIMIT):
         raise ExportError(

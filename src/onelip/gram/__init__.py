@@ -1,1 +1,1 @@
-"""Products of a kernel with itself: what AOL, its relatives and the proofs of norms are made of."""
+"""Products of a kernel with itself, used by AOL, by related methods and by the proofs of norms."""

@@ -4,9 +4,9 @@ A_delta[a, c] = sum over rows and taps t of P[:, a, t + delta] P[:, c, t] is the
 (columns x columns) block for each offset delta. A_{-delta} = A_delta^T, so half of the offsets suffice.
 
 The kernel is laid out as Q (g, *leading taps, rows, last taps, columns). For one offset v of the leading taps let X be
-the part of Q shifted by v and Y its unshifted partner. All offsets of the last axis then stand side by side in one
-array A (columns, offsets of the last axis, columns): tap p of X meets every tap of Y in one matrix product whose
-result is a contiguous window of A. The derivative reads the same windows, so nothing is ever copied into place.
+the part of Q shifted by v and Y its unshifted counterpart. All offsets of the last axis are then stored side by side in
+one array A (columns, offsets of the last axis, columns): the products of tap p of X with all taps of Y are one matrix
+product whose result is a contiguous window of A. The derivative reads the same windows, so nothing is copied.
 """
 
 import itertools
@@ -20,13 +20,13 @@ from onelip.gram._products import add_product, sign_matrix, weighted
 
 
 def lay_out(P: Tensor) -> Tensor:
-    """(g, rows, columns, *leading, last) -> (g, *leading, rows, last, columns), contiguous."""
+    """Permute (g, rows, columns, *leading, last) to (g, *leading, rows, last, columns), contiguous."""
     axes = P.dim()
     return P.permute(0, *range(3, axes - 1), 1, axes - 1, 2).contiguous()
 
 
 def lay_back(Q: Tensor) -> Tensor:
-    """The inverse of lay_out, as a view."""
+    """The inverse of `lay_out`, as a view."""
     axes = Q.dim()
     return Q.permute(0, axes - 3, axes - 1, *range(1, axes - 3), axes - 2)
 
@@ -59,7 +59,7 @@ def absolute_matrix(Q: Tensor) -> Tensor:
 
 
 def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor | None) -> None:
-    """target_t,c += sum_{delta, a} Q_{t+delta, a} E_delta[a, c], E_delta = sign(A_delta) (u_a w_c + w_a u_c)."""
+    """Add sum_{delta, a} Q_{t+delta, a} E_delta[a, c] to target_t,c; E_delta = sign(A_delta) (u_a w_c + w_a u_c)."""
     _, *leading, _, k, C = Q.shape
     u_all, w_all = u.repeat(1, 2 * k - 1), None if w is None else w.repeat(1, 2 * k - 1)
     for i, pair in enumerate(_half_of_offsets(tuple(leading))):
@@ -77,7 +77,7 @@ def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: T
 
 
 class _Pair(NamedTuple):
-    """Index ranges, along the leading tap axes, of a kernel shifted by an offset and of its unshifted partner."""
+    """Index ranges, along the leading tap axes, of a kernel shifted by an offset and of its unshifted counterpart."""
 
     shifted: tuple[slice, ...]
     base: tuple[slice, ...]
@@ -97,7 +97,7 @@ def _correlations(Q: Tensor, pair: _Pair) -> Tensor:
     """A (g, C, windows * C) for one offset of the leading taps and all (at the centre: half of the) last offsets."""
     k, C = Q.shape[-2:]
     X, Y = _part(Q, pair.shifted), _part(Q, pair.base)
-    # At the centre only offsets j >= 0 of the last axis are wanted: windows 0 to k - 1, the last one being j = 0.
+    # At the centre only offsets j >= 0 of the last axis are needed: windows 0 to k - 1, the last of which is j = 0.
     A = Q.new_zeros(Q.shape[0], C, (k if pair.is_centre else 2 * k - 1) * C)
     for p in range(k):
         met = p + 1 if pair.is_centre else k
@@ -107,12 +107,12 @@ def _correlations(Q: Tensor, pair: _Pair) -> Tensor:
 
 
 def _transposed_offsets(A: Tensor, k: int, C: int, pair: _Pair) -> Tensor:
-    """The windows (g, C, n, C) of A that also stand for -delta; delta = 0 is its own transpose."""
+    """The windows (g, C, n, C) of A whose transposes are those of -delta; all but delta = 0."""
     return (A[:, :, : (k - 1) * C] if pair.is_centre else A).unflatten(2, (-1, C))
 
 
 def _part(Q: Tensor, index: tuple[slice, ...]) -> Tensor:
-    """The chosen leading taps as one batch of matrices (g, taps * rows, last taps * columns)."""
+    """The selected leading taps as one batch of matrices (g, taps * rows, last taps * columns)."""
     chosen = Q[(slice(None), *index)]
     return chosen.reshape(Q.shape[0], -1, Q.shape[-2] * Q.shape[-1])
 
@@ -123,10 +123,10 @@ def _taps(matrix: Tensor, columns: int, start: int, stop: int) -> Tensor:
 
 
 def _add_into(target: Tensor, index: tuple[slice, ...], columns: slice, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to the chosen leading taps and columns of target (g, *leading, rows, last, columns)."""
+    """Add a @ b to the selected leading taps and columns of target (g, *leading, rows, last, columns)."""
     chosen = target[(slice(None), *index)].flatten(-2)[..., columns]
     if chosen.dim() <= 4:
-        # At most one leading axis: the chosen rows lie one after the other, so this is a view.
+        # At most one leading axis: the selected rows are adjacent, so this is a view.
         add_product(chosen.view(chosen.shape[0], -1, chosen.shape[-1]), a, b)
     else:
         chosen += (a @ b).view(chosen.shape)

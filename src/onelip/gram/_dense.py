@@ -1,7 +1,7 @@
 """Absolute row sums of P^T P for a batch of matrices, and their derivative, with half of the products.
 
-P^T P is symmetric, so only its blocks on and above the diagonal are multiplied out; a block serves its rows and,
-transposed, its columns. What the derivative needs of the Gram matrix is the sign of each entry, one byte.
+P^T P is symmetric, so only its blocks on and above the diagonal are computed; each block is used for its rows and,
+transposed, for its columns. The derivative needs only the sign of each entry, one byte.
 """
 
 import itertools
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from onelip.gram._products import add_product, sign_matrix, some, weighted
 
-# Narrower blocks save more of the symmetric half but make worse matrix products; benchmarks/rescaling.py measures it.
+# Narrower blocks save more of the symmetric half, but matrix products get slower; see benchmarks/rescaling.py.
 _NARROWEST_BLOCK = 256
 _MOST_BLOCKS = 4
 
 
 def lay_out(P: Tensor) -> Tensor:
-    """Matrices (g, rows, columns) are laid out as they are."""
+    """Return the matrices (g, rows, columns) unchanged."""
     return P
 
 
 def lay_back(Q: Tensor) -> Tensor:
-    """The inverse of lay_out."""
+    """The inverse of `lay_out`."""
     return Q
 
 
@@ -36,8 +36,8 @@ def weighted_sums(Q: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         G = Q[:, :, start:stop].mT @ Q[:, :, start:]  # (g, block, columns from the block on)
         signs[:, start:stop, start:] = G.sign()
         G.abs_()
-        # sum() adds in a tree. A matrix-vector product may add one after the other, and thousands of equal terms then
-        # round in one direction: the norm of W came out as 1 + 1.5e-5.
+        # sum() adds pairwise. A matrix-vector product may add sequentially, and thousands of equal terms then round in
+        # the same direction: the norm of W was 1 + 1.5e-5.
         sums[:, start:stop] += weighted(G, some(w, slice(start, columns)), 2).sum(2)
         sums[:, stop:] += weighted(G[:, :, stop - start :], some(w, slice(start, stop)), 1).sum(1)
     return sums, signs
@@ -49,7 +49,7 @@ def absolute_matrix(Q: Tensor) -> Tensor:
 
 
 def add_signed_product(target: Tensor, Q: Tensor, signs: Tensor, u: Tensor, w: Tensor | None) -> None:
-    """target += Q E with E_ac = sign_ac (u_a w_c + w_a u_c), holding one block row of E at a time."""
+    """Compute target += Q E with E_ac = sign_ac (u_a w_c + w_a u_c), with one block row of E in memory at a time."""
     columns = Q.shape[-1]
     for start, stop in _blocks(columns):
         block, rest = slice(start, stop), slice(start, columns)

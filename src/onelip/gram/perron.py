@@ -1,9 +1,9 @@
-"""Column weights that even out the row sums of a Gram operator: the right inverse of AOL.
+"""Column weights that equalise the row sums of a Gram operator: the right inverse of AOL.
 
 For W and its symmetric matrix T of absolute Gram entries let s > 0 be the Perron vector, T s = rho s. Then the row sums
-of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer, up to one factor. It is 1
-for every weight that AOL can produce, because T has Perron root 1 there. Where T splits into blocks (groups of channels
-that never meet) AOL treats them apart, and each block has its own rho.
+of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer up to one factor. The factor
+is 1 for every weight that AOL can produce, because T then has Perron root 1. If T splits into blocks (groups of
+channels without common products), AOL rescales them independently, and each block has its own rho.
 """
 
 from collections.abc import Callable
@@ -21,23 +21,27 @@ _PATIENCE = 10
 
 
 def balanced(W: Tensor) -> Tensor:
-    """Return W diag(s) for a kernel W (g, rows, columns, *taps); s is largest, 1, on each block's largest entry."""
+    """Return W diag(s) for a kernel W (g, rows, columns, *taps), with s scaled to maximum 1 on each block."""
     return W * per_column(perron_vector(_absolute_matrix(W), _tolerance(W)).to(W.dtype), W)
 
 
 def _tolerance(W: Tensor) -> float:
-    """How uneven the result may be: well below what W's own type can show."""
+    """Tolerance on the relative spread of the result, well below the precision of W's dtype."""
     return max(torch.finfo(W.dtype).eps / 16, 1e-14)
 
 
 def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
     """Return W diag(s) such that rescale(W diag(s)) is W up to a factor per block, for a map that rescales columns.
 
-    With more than one Gram step there is no Perron vector to compute; the fixed point is iterated for. As above, what
-    has not converged is still an admissible parameter.
+    With more than one Gram step s is not a Perron vector; it is found by fixed-point iteration. A result that has not
+    converged is still a valid parameter.
+
+    Args:
+        W: kernel (g, rows, columns, *taps).
+        rescale: map of kernels that multiplies each column by a factor.
     """
     blocks = connected_blocks(_absolute_matrix(W))
-    V = W.double() * normalizer(W.double())  # V and W are the same layer, but V's lengths do not underflow
+    V = W.double() * normalizer(W.double())  # the same columns up to a factor; their lengths do not underflow
     length = _column_lengths(V)
     s = torch.ones_like(length)
     history: list[float] = []
@@ -66,23 +70,23 @@ def _absolute_matrix(W: Tensor) -> Tensor:
 
 
 def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
-    """Positive s with T s = rho s on each connected block of the symmetric non-negative matrices T (g, n, n).
+    """Return positive s with T s = rho s on each connected block of symmetric non-negative matrices T (g, n, n).
 
-    Power iteration, ended when T s / s is constant on every block up to rounding. Where it converges slowly the result
-    is an approximation: still positive, which is all that soundness needs.
+    Power iteration that stops when T s / s is constant on every block up to rounding. If it converges slowly, the
+    result is an approximation. It is still positive, which is all that soundness requires.
 
     Examples:
         >>> perron_vector(torch.tensor([[[1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64))
         tensor([[1., 1.]], dtype=torch.float64)
     """
     blocks = connected_blocks(T)
-    # The same eigenvectors, and faster: what all diagonal entries have in common says nothing.
+    # Subtracting the smallest diagonal entry keeps the eigenvectors and speeds up the convergence.
     shifted = T - torch.diag_embed(T.diagonal(dim1=1, dim2=2).amin(1, keepdim=True).expand(T.shape[:2]))
     s = torch.ones_like(T[:, 0])
     for _ in range(_ITERATIONS):
         product = (shifted @ s[:, :, None]).squeeze(-1)
         top = block_maximum(product, blocks)
-        # A block of one, or of nothing but its diagonal, is done: its product vanishes after the shift.
+        # A block of size one may be zero after the shift; its s is final.
         renewed = torch.where(top > 0, product / top, s)
         renewed = torch.where(renewed > 0, renewed, s)
         ratio = torch.where(s > 0, renewed / s, torch.ones_like(s))
@@ -94,7 +98,7 @@ def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
 
 
 def connected_blocks(T: Tensor) -> Tensor:
-    """A label (g, n) for each index, equal where a chain of non-zero entries connects two of them."""
+    """A label (g, n) for each index; two labels are equal if a chain of non-zero entries connects the indices."""
     n = T.shape[1]
     labels = torch.arange(n, device=T.device).expand(T.shape[:2])
     meets = T > 0

@@ -12,7 +12,7 @@ q > 0 any weights of the columns. Then
 Proof: x^T G_t x <= sum_ij |G_t|_ij (q_j/q_i x_i^2 + q_i/q_j x_j^2)/2 = x^T diag(r) x, so P^T P = G_t^(1/m) <=
 diag(r)^(1/m) because the m-th root is operator monotone (Loewner-Heinz), and D P^T P D <= 1. t = 1, q = 1 is AOL.
 
-With t = 1 the weights q come to nothing but AOL of P diag(q), and they are used in that form.
+With t = 1 the weights q are equivalent to AOL of P diag(q), and they are applied in that form.
 """
 
 import math
@@ -36,23 +36,23 @@ from onelip.gram.row_sums import (
 )
 from onelip.gram.scaling import column_exponents, exponent_of, exponent_reach, negligible, poisoned, within_range
 
-# Products with few columns are cheap, but BLAS libraries sum them one after the other: for 10,000 equal rows the norm
-# of W came out as 1 + 6e-5 in float32. Up to this many columns float64 is used; wider products are summed in blocks.
+# BLAS libraries sum products with few columns sequentially: for 10,000 equal rows the norm of W was 1 + 6e-5 in
+# float32. Such products are cheap, so float64 is used up to this number of columns; wider ones are summed in blocks.
 _FEW_COLUMNS = 32
-# Each step squares the distance between the sizes of columns. From this one on float32 could not hold, beside ordinary
-# columns, one that is a thousand times smaller.
+# Each step squares the ratio between the sizes of columns. From this number of steps on, float32 could not represent a
+# column that is a thousand times smaller than ordinary ones.
 _MANY_STEPS = 4
 
 
 def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tensor:
     """Return W of (2) for a kernel P (g, rows, columns, *taps), float32 or float64.
 
-    A zero column stays zero (and gets gradient zero). A kernel with a NaN or an infinity comes back as NaN altogether.
+    A zero column stays zero and has gradient zero. If a kernel contains a NaN or an infinity, the result is all NaN.
 
     Args:
-        P: the kernel; any finite scale, down to subnormal and up to the largest float.
-        steps: t above; 1 is the paper's AOL.
-        log_q: logarithms of the weights q (g, columns); None is q = 1.
+        P: the kernel, of any finite scale, from subnormal numbers to the largest float.
+        steps: t in (2); 1 is the paper's AOL.
+        log_q: logarithms of the weights q (g, columns); None for q = 1.
 
     Examples:
         >>> P = torch.tensor([[[3.0, 0.0], [0.0, 1e-15]]])
@@ -61,7 +61,7 @@ def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tenso
                  [0., 1.]]])
     """
     wants_float64 = P.shape[2] <= _FEW_COLUMNS or steps >= _MANY_STEPS
-    if wants_float64 and P.dtype == torch.float32 and P.device.type != "mps":  # which has no float64
+    if wants_float64 and P.dtype == torch.float32 and P.device.type != "mps":  # mps has no float64
         wide = None if log_q is None else log_q.double()
         return rescaled(P.double(), steps=steps, log_q=wide).to(P.dtype)
     if steps > 1:
@@ -70,12 +70,12 @@ def rescaled(P: Tensor, *, steps: int = 1, log_q: Tensor | None = None) -> Tenso
 
 
 def column_weights(log_q: Tensor) -> Tensor:
-    """q = exp(log_q) up to a common factor, which does not matter, so that nothing overflows."""
+    """Return q = exp(log_q) up to a common factor, which prevents overflow and does not change W."""
     return torch.exp(log_q - log_q.detach().amax(1, keepdim=True))
 
 
 def one_step(P: Tensor) -> Tensor:
-    """(2) for t = 1 and q = 1, written out: what the fused function below computes, differentiable to any order."""
+    """Compute (2) for t = 1 and q = 1, like `_OneStep`, in operations that are differentiable to any order."""
     scale, v = _column_scale(P.movedim(2, -1))
     P = P * per_column(scale, P)
     # With P = P' diag(v): r_c = v_c sum_a |G'_ca| v_a, so AOL of P is P' diag(sum_a |G'_ca| v_a / v_c)^(-1/2).
@@ -83,7 +83,7 @@ def one_step(P: Tensor) -> Tensor:
 
 
 class _OneStep(Function):
-    """`one_step` with no temporary that can be spared; second derivatives go through `_gradient`."""
+    """`one_step` with as few temporaries as possible; second derivatives use `_gradient`."""
 
     @staticmethod
     def forward(P: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, bool]:
@@ -91,7 +91,7 @@ class _OneStep(Function):
             how, squeezed = algorithm(P)
             Q = how.lay_out(squeezed)
             if _can_branch(P):
-                # Almost always nothing under- or overflows, and a look at the sums is cheaper than one at P.
+                # Almost always nothing under- or overflows, and checking the sums is cheaper than checking P.
                 sums, signs = how.weighted_sums(Q, None)
                 if _is_ordinary(sums, Q):
                     root, one = _inverse_root(sums), torch.ones_like(sums)
@@ -138,7 +138,7 @@ class _OneStep(Function):
 
 
 def _gradient(P: Tensor, g: Tensor) -> Tensor:
-    """What `_OneStep.backward` computes, in operations that can themselves be differentiated."""
+    """The gradient of `_OneStep.backward`, in operations that can themselves be differentiated."""
     scale, v = _column_scale(P.movedim(2, -1))
     P = P * per_column(scale, P)
     sums, signs = row_sums_and_signs(P, v)
@@ -148,17 +148,17 @@ def _gradient(P: Tensor, g: Tensor) -> Tensor:
 
 
 def _more_steps(P: Tensor, steps: int, log_q: Tensor | None) -> Tensor:
-    # G_t is kept as D K^T K D with a diagonal D = diag(2^e) of exact powers of two, so that the columns of K stay of
-    # moderate size however uneven those of P are; squaring doubles their distance. D (K^T K) D^2 (K^T K) D is the
-    # square, so the next kernel is D K^T K with its columns scaled anew.
+    # G_t is stored as D K^T K D with a diagonal D = diag(2^e) of exact powers of two, so that the columns of K are of
+    # moderate size even if those of P are not; squaring doubles the differences of their exponents.
+    # D (K^T K) D^2 (K^T K) D is the square, so the next kernel is D K^T K with its columns rescaled.
     scale, e = _scale_and_exponent(P.movedim(2, -1))
     P = K = P * per_column(scale, P)
     first = e
     for _ in range(steps - 1):
         K, e = _squared(self_correlation(K), e)
     m = 2 ** (steps - 1)
-    # r_c = 2^(2 e_c) sum_a |K^T K|_ca w_a / w_c with w = 2^e q. Any positive w gives a bound, so it may be kept in
-    # range; the fractional part of log2 q goes into the columns, where it is differentiated.
+    # r_c = 2^(2 e_c) sum_a |K^T K|_ca w_a / w_c with w = 2^e q. Any positive w gives a bound, so w may be clamped to
+    # the range of the dtype. The fractional part of log2 q is multiplied into the columns, where it is differentiated.
     part = torch.ones_like(e, dtype=P.dtype)
     if log_q is not None:
         log2_q = log_q / math.log(2.0)
@@ -174,13 +174,13 @@ def _more_steps(P: Tensor, steps: int, log_q: Tensor | None) -> Tensor:
 
 
 def _squared(G: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """Of D G D, D = diag(2^e): a moderate kernel K and exponents f with (D G D)^2 = diag(2^f) K^T K diag(2^f)."""
+    """Return a kernel K of moderate size and exponents f with (D G D)^2 = diag(2^f) K^T K diag(2^f), D = diag(2^e)."""
     reach = exponent_reach(G.dtype)
     size = G.detach().abs().flatten(3).amax(3) if G.dim() > 3 else G.detach().abs()  # (g, rows, columns)
     nothing = -(2**24)
     exponent = torch.where(size > 0, exponent_of(size) + e[:, :, None], nothing)
     f = within_range(torch.where(size.amax(1) > 0, e + exponent.amax(1), nothing), G.dtype)
-    f = torch.where(f > nothing // 2, f, 0)  # a group of nothing but zeros
+    f = torch.where(f > nothing // 2, f, 0)  # all entries of the group are zero
     factor = power_of_two((e[:, :, None] - (f - e)[:, None]).clamp(-reach, reach), G.dtype)
     return G * factor.reshape(*factor.shape, *(1 for _ in G.shape[3:])), f
 
@@ -193,7 +193,7 @@ def _inverse_root(sums: Tensor, m: int = 1) -> Tensor:
 
 
 def _column_scale(Q: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a laid-out kernel (g, ..., columns): scales 2^-e that bring each column to about 1, and v = 2^(e - max e)."""
+    """Scales 2^-e that bring each column of a laid-out kernel (g, ..., columns) to about 1, and v = 2^(e - max e)."""
     scale, exponent = _scale_and_exponent(Q)
     return scale, power_of_two(exponent - exponent.amax(1, keepdim=True), Q.dtype)
 
@@ -206,15 +206,15 @@ def _scale_and_exponent(Q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _can_branch(P: Tensor) -> bool:
-    """Whether looking at a value costs nothing: it stalls a GPU, and a compiler cannot look."""
+    """Whether values can be read at no cost: reading stalls a GPU, and is impossible while compiling."""
     return P.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _is_ordinary(sums: Tensor, Q: Tensor) -> bool:
-    """Whether the sums of the kernel as it is are right: far from both ends of the type, or zero for a zero column.
+    """Whether the sums of the unscaled kernel are correct: well within range, or zero for zero columns.
 
-    What was flushed to zero on the way is at most 2^-126 per product in float32, nothing beside 2^-16; and an overflow
-    cannot come back to a finite number.
+    Underflow loses at most 2^-126 per product in float32, which is negligible compared with 2^-16. An overflow cannot
+    become a finite number again.
     """
     right = (sums >= 2.0**-16) & (sums <= 2.0**60)
     empty = sums == 0
@@ -224,5 +224,5 @@ def _is_ordinary(sums: Tensor, Q: Tensor) -> bool:
 
 
 def _last(v: Tensor, Q: Tensor) -> Tensor:
-    """Shape (g, columns) -> (g, 1, ..., columns) to multiply a laid-out kernel Q (g, ..., columns)."""
+    """Reshape (g, columns) to (g, 1, ..., columns), to multiply a laid-out kernel Q (g, ..., columns)."""
     return v.reshape(v.shape[0], *(1 for _ in Q.shape[2:]), v.shape[1])

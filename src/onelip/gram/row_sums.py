@@ -1,13 +1,14 @@
-"""Weighted absolute row sums of a kernel's Gram operator: differentiable to any order, at the cost of its products.
+"""Weighted absolute row sums of the Gram operator of a kernel, differentiable to any order.
 
-For a kernel P (g, rows, columns, *taps), seen as a stride-1 convolution, the Gram operator has the entries
+For a kernel P (g, rows, columns, *taps) of a stride-1 convolution, the Gram operator has the entries
 A_delta[a, c] = sum over rows and taps t of P[:, a, t + delta] P[:, c, t], and this module computes
 
     s_c = sum_{delta, a} |A_delta[a, c]| w_a                                                                     (1)
 
-which for w = 1 is the sum in the paper's Theorem 1 (no taps) and Lemma 2. Given the signs of A the derivative of (1)
-is a bilinear map, the signed product, whose own derivatives are again signed products: two autograd functions that
-refer to each other serve every order. Automatic differentiation would keep A and |A| and take twice the products.
+which for w = 1 is the sum in the paper's Theorem 1 (no taps) and Lemma 2. Given the signs of A, the derivative of (1)
+is a bilinear map, the signed product, whose own derivatives are again signed products. Two autograd functions that
+refer to each other therefore cover every order. Automatic differentiation would store A and |A| and compute twice as
+many products.
 """
 
 from types import ModuleType
@@ -26,7 +27,7 @@ def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
 
     Args:
         P: kernel (g, rows, columns, *taps), real floating point.
-        w: weights (g, columns), taken as constants; ones by default.
+        w: weights (g, columns), treated as constants; ones by default.
 
     Examples:
         >>> P = torch.tensor([[[1.0, 2.0], [0.0, 3.0]]])
@@ -37,13 +38,13 @@ def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
 
 
 def row_sums_and_signs(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums (1), and the signs of A in the form that `signed_product` wants."""
+    """Return the sums (1), and the signs of A in the layout that `signed_product` expects."""
     sums, signs = _RowSums.apply(P, w)
     return sums, signs
 
 
 def algorithm(P: Tensor) -> tuple[ModuleType, Tensor]:
-    """The implementation that fits P (its four functions are called the same), and P without tap axes of length one."""
+    """Return the implementation for P (modules with the same functions), and P without tap axes of length one."""
     squeezed = P.reshape(*P.shape[:3], *(k for k in P.shape[3:] if k > 1))  # a 1x1 convolution is a matrix
     return (_dense if squeezed.dim() == 3 else _conv), squeezed
 
@@ -92,8 +93,8 @@ class _SignedProduct(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         X, signs, u, w = ctx.saved_tensors
         (g,) = grads
-        # E is symmetric, so it is its own adjoint in X. In u_c the two halves of E contribute one scalar product each,
-        # with S v = sum_a sign[a, c] v_a written as a signed product for u = 1/2, w = 1.
+        # E is symmetric, so it is its own adjoint in X. For u_c, each of the two terms of E contributes one scalar
+        # product, with S v = sum_a sign[a, c] v_a written as a signed product for u = 1/2, w = 1.
         grad_X = signed_product(g, signs, u, w) if ctx.needs_input_grad[0] else None
         grad_u = None
         if ctx.needs_input_grad[2]:
@@ -108,26 +109,26 @@ class _SignedProduct(Function):
 
 
 def signed_product(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
-    """X E(u) as in _SignedProduct: the derivative of <u, sums> with respect to P, at P = X."""
+    """Return X E(u) as in `_SignedProduct`: the derivative of <u, sums> with respect to P, at P = X."""
     result = _SignedProduct.apply(X, signs, u, w)
     assert isinstance(result, Tensor)
     return result
 
 
 def per_column(v: Tensor, P: Tensor) -> Tensor:
-    """Shape (g, columns) -> (g, 1, columns, 1, ...) to multiply P (g, rows, columns, *taps)."""
+    """Reshape (g, columns) to (g, 1, columns, 1, ...), to multiply P (g, rows, columns, *taps)."""
     return v.reshape(v.shape[0], 1, v.shape[1], *(1 for _ in P.shape[3:]))
 
 
 def column_dots(X: Tensor, Y: Tensor) -> Tensor:
-    """<X[:, c], Y[:, c]> over rows and taps, shape (g, columns)."""
+    """Return <X[:, c], Y[:, c]> over rows and taps, shape (g, columns)."""
     return (X * Y).transpose(1, 2).flatten(2).sum(2)
 
 
 def fold_into_groups(
     batch: int, in_dims: tuple[int | None, ...], function: type[Function], *args: Tensor
 ) -> tuple[Any, Any]:
-    """The vmap rule of all functions here: the group axis comes first everywhere, so a mapped axis is more groups."""
+    """The vmap rule of all functions here: the group axis comes first, so a mapped axis is merged into the groups."""
     folded = []
     for tensor, dim in zip(args, in_dims, strict=True):
         moved = tensor.expand(batch, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

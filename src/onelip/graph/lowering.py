@@ -158,7 +158,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
     """The program of a plain model in float64, for images of one shape.
 
     Args:
-        model: baked, in eval mode, and used by nobody else: the program has its tensors.
+        model: a baked model in eval mode that is not used elsewhere: the program shares its tensors.
         input_shape: (channels, height, width).
 
     Raises:

@@ -1,7 +1,7 @@
 """What a module computes, as a list of steps in order: each a layer with a rule of its own, or one ATen operation.
 
 Nothing is assumed of a `forward`: torch.export runs it on tensors without values, so what the graph holds is what the
-program does on inputs of this shape, whoever wrote it: sums, concatenations, functional calls, hooks. Control flow that
+program does on inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
 looks at values has no single graph and is refused. In-place operations come rewritten without (a write into a view
 becomes a scatter), so that following the operands follows the data. Layers that say more as modules stay single nodes,
 see Note [Leaves] in _leaves.py.
@@ -98,7 +98,7 @@ def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
     Args:
         model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
         example: an input with a batch axis, of any length (Note [Batch]). Its values do not matter.
-        is_own: True for a plain model in eval mode that nobody else uses: it is not copied, the graph has its layers.
+        is_own: True for a plain model in eval mode without other users: it is not copied, the graph has its layers.
 
     Raises:
         CannotTrace: for several inputs or outputs, control flow that depends on values, state that changes, autocast.
@@ -242,7 +242,7 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
         try:
             with torch.no_grad():
                 model(example[:2].clone())
-        except TypeError:  # for want of another argument: the export will say so
+        except TypeError:  # a missing argument: the export reports it
             return False
         except Exception as error:  # whatever a forward of somebody else raises
             raise CannotTrace(
@@ -485,7 +485,7 @@ def _is_random(target: Any) -> bool:
 
 
 def _no_garbage(target: Any, value: Any) -> Any:
-    """Memory that nobody has filled holds no numbers to prove anything of."""
+    """Uninitialised memory has no values to prove anything about."""
     return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
 
 

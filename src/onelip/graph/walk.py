@@ -167,7 +167,7 @@ def _check(step: Step) -> None:
     if node.dtype not in _EXACT_ENOUGH:
         name = str(node.dtype).removeprefix("torch.")
         if node.dtype.is_floating_point:
-            raise Refusal(f"rounds to {name}, whose rounding is no trifle; run it in float32 or float64")
+            raise Refusal(f"rounds to {name}, whose rounding error is not negligible; run it in float32 or float64")
         raise Refusal(f"makes {name} of its input, which {'no rule is for' if node.dtype.is_complex else 'jumps'}")
     has_several_results = node.shape == () and node.op != "getitem"
     if not has_several_results and node.shape[:1] != (step.graph.batch,):

@@ -1,16 +1,16 @@
-"""Losses for Lipschitz networks, each a choice of its own: any loss goes with any method.
+"""Losses for Lipschitz networks. Any loss can be combined with any method.
 
-A loss is called like those of torch, with scores (N, classes) and labels (N), and returns the mean over the batch. One
-that needs more names it in its signature, as keyword arguments: `model` (the network, as an `nn.Sequential`), `images`
-(the batch) and `progress` (the part of the run that is done, from 0 to 1; losses with a ramp follow it):
+A loss is called like those of torch, with scores (N, classes) and labels (N), and returns the mean over the batch. A
+loss that needs more declares keyword arguments in its signature: `model` (the network, as an `nn.Sequential`), `images`
+(the batch) and `progress` (the completed fraction of the run, from 0 to 1, for losses with a ramp):
 
     loss = onelip.losses.EMMALoss(epsilon=36 / 255)
     for step, (images, labels) in enumerate(loader):
         scores = model(images)
         loss(scores, labels, model=model, images=images, progress=step / steps).backward()
 
-`call_loss` calls any loss with what it names; `onelip train --loss NAME` takes a registered name or `module:callable`.
-A callable of your own may return one value for each image (N) instead of the mean.
+`call_loss` calls any loss with the arguments that it declares. `onelip train --loss NAME` accepts a registered name or
+`module:callable`. A custom callable may return one value per image (N) instead of the mean.
 """
 
 from onelip.losses.chain import NotAChain, PairConstants, estimated_constant

@@ -1,8 +1,8 @@
 """Losses that use the Lipschitz constant of the network: LMT, GloRo, EMMA, certificate regularisation.
 
 All of them need a chain of modules (`nn.Sequential`), each with a constant that is known by construction or estimated
-in training (`onelip.methods.free_weights.track`). So they go with every method. A guarantee never depends on them:
-evaluation uses proved constants.
+in training (`onelip.methods.free_weights.track`), so they can be combined with every method. Guarantees never depend on
+these estimates: evaluation uses proved constants.
 """
 
 import math
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from onelip.core.arguments import check_number
 from onelip.losses.chain import PairConstants, estimated_constant
-from onelip.losses.offset import Loss, OffsetCrossEntropy, Reduction, widened
+from onelip.losses.offset import Loss, OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss
 
-_LARGEST = 1e30  # beyond it scores overflow
+_LARGEST = 1e30  # larger values overflow the scores
 
 
 @register_loss("lmt")
@@ -25,9 +25,9 @@ class LMTLoss(Loss):
     r"""LMT, Lipschitz-margin training.
 
     If the features have the constant $K$, a perturbation of norm $c$ moves $f_i - f_y$ by at most $c K |w_i - w_y|$
-    (LMT++), which is never more than $\sqrt 2\,c L$ (LMT). This much is added to every other score in training, and a
-    right decision that survives it is certified for $c$. The loss is the cross-entropy of the new scores. Samples
-    without the margin for all of it get the part $\kappa$ that they have, a constant for the derivative:
+    (LMT++), which is never more than $\sqrt 2\,c L$ (LMT). Training adds this amount to every other score. A decision
+    that is still right is certified for $c$. The loss is the cross-entropy of the new scores. For samples with a
+    smaller margin, the amount is multiplied by a factor $\kappa$, which is treated as a constant in the derivative:
 
     $$ \kappa = \min\bigl(1, \max(0, \min_i (f_y - f_i) / (c K |w_i - w_y|))\bigr). $$
 
@@ -35,10 +35,16 @@ class LMTLoss(Loss):
     Perturbation Invariance for Deep Neural Networks", NeurIPS 2018.
 
     Args:
-        radius: c, in units of the images, whose values are in [0, 1].
-        ramp: part of the run over which c rises linearly to its value.
-        per_pair: use the distances of the last layer's rows (LMT++); else sqrt(2) times the constant of the network.
+        radius: $c$, for images with values in [0, 1].
+        ramp: fraction of the run over which $c$ increases linearly to its value.
+        per_pair: use the distances between the rows of the last layer (LMT++); else sqrt(2) times the constant of the
+            network.
         reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
         >>> import onelip
@@ -58,7 +64,7 @@ class LMTLoss(Loss):
         self.constants = PairConstants()
 
     def radius_at(self, progress: float) -> float:
-        """c after this part of the run."""
+        """Return the radius $c$ after this fraction of the run."""
         return self.radius if progress >= self.ramp else self.radius * progress / self.ramp
 
     def forward(
@@ -74,7 +80,15 @@ class LMTLoss(Loss):
 
 
 def lmt_scores(scores: Tensor, labels: Tensor, added: Tensor) -> Tensor:
-    """Scores with kappa times `added` (N, classes) on all but the right class; see `LMTLoss`.
+    r"""Add $\kappa$ times `added` to the scores of all but the right class; see `LMTLoss`.
+
+    Args:
+        scores: (N, classes).
+        labels: (N), int64.
+        added: amounts to add, $c K |w_i - w_y|$ (N, classes).
+
+    Returns:
+        The new scores (N, classes).
 
     Examples:
         >>> lmt_scores(torch.tensor([[2.0, 0.0]]), torch.tensor([0]), torch.tensor([[0.0, 1.0]]))
@@ -83,7 +97,7 @@ def lmt_scores(scores: Tensor, labels: Tensor, added: Tensor) -> Tensor:
     right = labels[:, None]
     added = added.scatter(1, right, 0.0)
     with torch.no_grad():
-        # 0/0 for the right class itself: infinity, so that it is never the smallest.
+        # The right class itself is 0 / 0: replace it by infinity, so that it is never the smallest.
         parts = ((scores.gather(1, right) - scores) / added).scatter(1, right, math.inf)
         kappa = parts.amin(1, keepdim=True).clamp(0, 1).nan_to_num(0.0)
     return scores + kappa * added
@@ -98,8 +112,8 @@ class GloRoLoss(Loss):
 
     $$ f_\bot = \max_{i \ne j} (f_i + \epsilon K_{ij}), $$
 
-    the most that another class can reach within $\epsilon$. A decision is certified where $f_j > f_\bot$. The loss is
-    the cross-entropy over the classes and the bottom class, or in the form of TRADES
+    the largest score relative to $f_j$ that another class can reach within $\epsilon$. A decision is certified if
+    $f_j > f_\bot$. The loss is the cross-entropy over the classes and the bottom class, or in the TRADES form
 
     $$ \mathrm{CE}(f, y) + \lambda\, \mathrm{KL}\bigl(\mathrm{softmax}(f) \,\|\, \mathrm{softmax}([f, f_\bot])\bigr),
        \qquad \mathrm{KL} = \log(\textstyle\sum e^{f} + e^{f_\bot}) - \log \sum e^{f}. $$
@@ -107,12 +121,18 @@ class GloRoLoss(Loss):
     Citation: Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.
 
     Args:
-        epsilon: the radius to certify, in units of the images, whose values are in [0, 1].
+        epsilon: the radius to certify, for images with values in [0, 1].
         form: "trades", or "cross-entropy" over the classes and the bottom class.
-        weight: lambda of the TRADES form.
-        ramp: part of the run over which epsilon rises from 0.01 to `overshoot` times its value, linearly in its log.
-        overshoot: factor of epsilon in training.
+        weight: $\lambda$ of the TRADES form.
+        ramp: fraction of the run over which the logarithm of $\epsilon$ increases linearly, from $\epsilon$ = 0.01 to
+            `overshoot` times its value.
+        overshoot: factor of $\epsilon$ in training.
         reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
         >>> import onelip
@@ -142,7 +162,7 @@ class GloRoLoss(Loss):
         self.constants = PairConstants()
 
     def epsilon_at(self, progress: float) -> float:
-        """epsilon after this part of the run."""
+        """Return epsilon after this fraction of the run."""
         end = self.epsilon * self.overshoot
         start = min(0.01, end)
         return end if progress >= self.ramp else start * (end / start) ** (progress / self.ramp)
@@ -160,7 +180,14 @@ class GloRoLoss(Loss):
 
 
 def bottom_score(scores: Tensor, reach: Tensor) -> Tensor:
-    """Score of the bottom class (N, 1) for scores (N, classes) and reach = epsilon K (classes, classes).
+    r"""Return the score of the bottom class; see `GloRoLoss`.
+
+    Args:
+        scores: (N, classes).
+        reach: $\epsilon K_{ij}$ (classes, classes).
+
+    Returns:
+        $f_\bot$ (N, 1).
 
     Examples:
         >>> bottom_score(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 0.5], [0.5, 0.0]]))
@@ -176,24 +203,30 @@ class EMMALoss(Loss):
     r"""EMMA, efficient margin maximisation.
 
     With $K_{yi} = K |w_y - w_i|$ ($K$ the constant of the features, $w$ the rows of the last layer, $y$ the label), a
-    perturbation of norm $\epsilon$ lets class $i$ gain at most $\epsilon K_{yi}$ on $y$. Each class is given the part
-    of it with which it draws level with $y$, a constant for the derivative:
+    perturbation of norm $\epsilon$ increases $f_i - f_y$ by at most $\epsilon K_{yi}$. Each class is given the
+    fraction $\kappa_i$ of this amount that makes its score equal to that of $y$, treated as a constant in the
+    derivative:
 
     $$ \kappa_i = \min\bigl(1, \max(\mathrm{floor}, (f_y - f_i) / (\epsilon K_{yi}))\bigr). $$
 
-    The loss is the cross-entropy of $f_i + \kappa_i \epsilon K_{yi}$. LMT uses one $\kappa$ for all classes, GloRo only
-    the best other class.
+    The loss is the cross-entropy of $f_i + \kappa_i \epsilon K_{yi}$. LMT uses one $\kappa$ for all classes; GloRo uses
+    only the best other class.
 
     Citation: Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "Unlocking Deterministic Robustness
     Certification on ImageNet", NeurIPS 2023.
 
     Args:
-        epsilon: the radius to certify, in units of the images, whose values are in [0, 1].
-        start: initial factor of epsilon.
-        overshoot: final factor of epsilon.
-        ramp: part of the run over which the factor rises linearly.
-        floor: the smallest kappa, for classes that are ahead of the right one.
+        epsilon: the radius to certify, for images with values in [0, 1].
+        start: initial factor of $\epsilon$.
+        overshoot: final factor of $\epsilon$.
+        ramp: fraction of the run over which the factor increases linearly.
+        floor: the smallest $\kappa_i$, used for classes with a larger score than the right one.
         reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
         >>> loss = EMMALoss(epsilon=1.0, start=0.1, overshoot=3.0, ramp=0.5)
@@ -221,7 +254,7 @@ class EMMALoss(Loss):
         self.constants = PairConstants()
 
     def epsilon_at(self, progress: float) -> float:
-        """epsilon after this part of the run."""
+        """Return epsilon after this fraction of the run."""
         part = 1.0 if progress >= self.ramp else progress / self.ramp
         return self.epsilon * (self.start + (self.overshoot - self.start) * part)
 
@@ -235,7 +268,16 @@ class EMMALoss(Loss):
 
 
 def emma_scores(scores: Tensor, labels: Tensor, reach: Tensor, floor: float = 0.01) -> Tensor:
-    """f_i + kappa_i reach_i for scores (N, classes) and reach = epsilon K_y (N, classes); see `EMMALoss`.
+    r"""Return $f_i + \kappa_i \epsilon K_{yi}$; see `EMMALoss`.
+
+    Args:
+        scores: $f$ (N, classes).
+        labels: $y$ (N), int64.
+        reach: $\epsilon K_{yi}$ (N, classes).
+        floor: the smallest $\kappa_i$.
+
+    Returns:
+        The new scores (N, classes).
 
     Examples:
         >>> emma_scores(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]), torch.ones(1, 3))
@@ -244,35 +286,43 @@ def emma_scores(scores: Tensor, labels: Tensor, reach: Tensor, floor: float = 0.
     right = labels[:, None]
     reach = reach.scatter(1, right, 0.0)
     with torch.no_grad():
-        # 0 / 0 for the right class, and wherever the reach is zero: any part of nothing is nothing.
+        # 0 / 0 for the right class, and where the reach is zero: kappa does not matter there.
         kappa = ((scores.gather(1, right) - scores) / reach).nan_to_num(1.0).clamp(floor, 1.0)
     return scores + kappa * reach
 
 
 @register_loss("certificate-regularisation")
-class CertificateRegularisation(Loss):
+class CertificateRegularisation(OffsetLoss):
     r"""CR, certificate regularisation: the offset cross-entropy minus $\gamma \max(0, R)$.
 
     $R$ is the certified radius of the right class,
 
     $$ R = \min_{i \ne y} \frac{f_y - f_i}{K |w_y - w_i|}, $$
 
-    with $K$ the constant of the features and $w$ the rows of the last layer; or $(f_y - \max_i f_i) / (\sqrt 2\,L)$ for
-    a network with the constant $L$. With constants that are known by construction it is the radius of evaluation
-    itself.
+    with $K$ the constant of the features and $w$ the rows of the last layer, or
+    $(f_y - \max_{i \ne y} f_i) / (\sqrt 2\,L)$ for a network with the constant $L$. With constants that are known by
+    construction, it equals the radius that evaluation reports.
 
     Citation: Sahil Singla, Surbhi Singla, Soheil Feizi, "Improved deterministic l2 robustness on CIFAR-10 and
     CIFAR-100", ICLR 2022.
 
     Args:
-        gamma: weight of the radius; 0.5 in the paper.
-        per_pair: radii from the distances of the last layer's rows; else from sqrt(2) times the constant of the
-            network. offset: u of `OffsetCrossEntropy`. temperature: t of `OffsetCrossEntropy`. reduction: "mean" over
-            the batch, "sum", or "none".
+        gamma: $\gamma$, weight of the radius; 0.5 in the paper.
+        per_pair: compute radii from the distances between the rows of the last layer; else from sqrt(2) times the
+            constant of the network.
+        offset: $u$ of `OffsetCrossEntropy`.
+        temperature: $t$ of `OffsetCrossEntropy`.
+        reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
 
     Examples:
+        >>> import onelip
         >>> scores, model = torch.tensor([[2.0, 0.0]]), nn.Sequential(nn.Identity())
-        >>> loss, plain = CertificateRegularisation(gamma=0.5), OffsetCrossEntropy()
+        >>> loss, plain = CertificateRegularisation(gamma=0.5), onelip.OffsetCrossEntropy()
         >>> labels = torch.tensor([0])
         >>> loss(scores, labels, model=model, images=scores) - plain(scores, labels)  # -0.5 * 2 / sqrt(2)
         tensor(-0.7071)
@@ -286,22 +336,21 @@ class CertificateRegularisation(Loss):
         temperature: float = 0.25,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(reduction)
-        self.base = OffsetCrossEntropy(offset, temperature, reduction="none")
+        super().__init__(offset, temperature, reduction)
         self.gamma = check_number("gamma", gamma, 0, _LARGEST)
         self.per_pair = bool(per_pair)
         self.certificate = "pairs" if per_pair else "constant"
         self.constants = PairConstants()
 
     def radius(self, scores: Tensor, labels: Tensor, *, model: nn.Module, images: Tensor) -> Tensor:
-        """R of each image (N), negative where the decision is wrong."""
+        """Return R for each image (N); it is negative if the decision is wrong."""
         right = labels[:, None]
         differences = scores.gather(1, right) - scores  # (N, classes)
         if self.per_pair:
             pairs = self.constants(model, images).to(scores.dtype)[labels]
         else:
             pairs = math.sqrt(2) * estimated_constant(model) * torch.ones_like(differences)
-        # Without the right class itself, whose 0 / 0 would reach the derivative.
+        # Exclude the right class itself: its 0 / 0 would make the derivative NaN.
         others = torch.ones_like(differences, dtype=torch.bool).scatter(1, right, False)
         ratios = differences / pairs.where(others, 1.0)
         return ratios.where(others, math.inf).amin(1)
@@ -309,4 +358,4 @@ class CertificateRegularisation(Loss):
     def forward(self, scores: Tensor, labels: Tensor, *, model: nn.Module, images: Tensor) -> Tensor:
         scores = widened(scores)
         radius = self.radius(scores, labels, model=model, images=images)
-        return self.reduce(self.base(scores, labels) - self.gamma * radius.clamp(min=0))
+        return self.reduce(self.offset_cross_entropy(scores, labels) - self.gamma * radius.clamp(min=0))

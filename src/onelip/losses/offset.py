@@ -1,4 +1,4 @@
-"""Cross-entropy that asks for a margin: the loss of the paper; and the base class of the losses here."""
+"""Base class of the losses, and the offset cross-entropy of the paper."""
 
 import math
 from typing import Literal
@@ -12,18 +12,26 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 class Loss(nn.Module):
-    """Base class: `forward(scores, labels, ...)` computes a value for each image and ends with `self.reduce`.
+    """Base class of losses: `forward(scores, labels, ...)` computes a value per image and returns `self.reduce` of it.
 
-    Besides scores and labels, `forward` names those of the keyword arguments `model`, `images` and `progress` that it
-    needs; see `onelip.losses`.
+    Besides scores and labels, `forward` declares the keyword arguments `model`, `images` and `progress` that it needs;
+    see `onelip.losses`.
 
     Args:
         reduction: "mean" over the batch, "sum", or "none" for one value per image.
 
     Attributes:
-        certificate: what the loss makes large: radii from the "constant" of the network, or from the constants of all
-            "pairs" of classes. Evaluation then reports the same.
+        certificate: the kind of radius that the loss increases, which evaluation then reports: from the "constant" of
+            the network, or from the constants of all "pairs" of classes.
         needs_input_gradient: whether the images must require a gradient when the network is run.
+
+    Examples:
+        >>> import torch
+        >>> class Hinge(Loss):
+        ...     def forward(self, scores, labels):
+        ...         return self.reduce(F.multi_margin_loss(scores, labels, reduction="none"))
+        >>> Hinge()(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor(0.)
     """
 
     certificate: Literal["constant", "pairs"] = "constant"
@@ -36,36 +44,19 @@ class Loss(nn.Module):
         self.reduction: Reduction = reduction
 
     def reduce(self, values: Tensor) -> Tensor:
-        """Values of the images (N), reduced as `reduction` says."""
+        """Reduce the values of the images (N) by `reduction`."""
         if self.reduction == "none":
             return values
         return values.mean() if self.reduction == "mean" else values.sum()
 
 
-@register_loss("offset-cross-entropy")
-class OffsetCrossEntropy(Loss):
-    r"""Cross-entropy with an offset and a temperature; the defaults are those of the paper.
-
-    $$ \mathcal L(s, y) = t \cdot \mathrm{crossentropy}\bigl(y, \mathrm{softmax}((s - u\,y) / t)\bigr) $$
-
-    (paper, section Experiments; $y$ is the one-hot label). The offset $u$ is subtracted from the score of the right
-    class, so that the loss rewards a margin of $u$: with $u = \sqrt 2$ and a 1-Lipschitz network that is a certified
-    radius of 1. The temperature $t$ keeps the gradient close to 1 as long as the margin is well below $u$, and the
-    factor $t$ keeps it from growing as $t$ shrinks.
+class OffsetLoss(Loss):
+    """Base class of losses that add a term to the offset cross-entropy; see `OffsetCrossEntropy`.
 
     Args:
-        offset: u, subtracted from the score of the right class; 0 for none.
-        temperature: t, positive.
+        offset: subtracted from the score of the right class; 0 for none.
+        temperature: positive.
         reduction: "mean" over the batch, "sum", or "none".
-
-    Shape:
-        scores (N, classes), labels (N) int64; returns a number, or (N) with reduction="none".
-
-    Examples:
-        >>> import torch
-        >>> loss = OffsetCrossEntropy()
-        >>> round(float(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 4)
-        0.0229
     """
 
     def __init__(self, offset: float = math.sqrt(2), temperature: float = 0.25, reduction: Reduction = "mean") -> None:
@@ -77,8 +68,8 @@ class OffsetCrossEntropy(Loss):
         self.offset = float(offset)
         self.temperature = float(temperature)
 
-    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Computed in at least float32, also under autocast."""
+    def offset_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""
         if scores.dim() != 2 or labels.shape != scores.shape[:1]:
             raise ValueError(
                 f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
@@ -86,12 +77,44 @@ class OffsetCrossEntropy(Loss):
         scores = widened(scores)
         one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)
         shifted = (scores - self.offset * one_hot) / self.temperature
-        return self.reduce(self.temperature * F.cross_entropy(shifted, labels, reduction="none"))
+        return self.temperature * F.cross_entropy(shifted, labels, reduction="none")
 
     def extra_repr(self) -> str:
         return f"offset={self.offset:g}, temperature={self.temperature:g}, reduction={self.reduction!r}"
 
 
+@register_loss("offset-cross-entropy")
+class OffsetCrossEntropy(OffsetLoss):
+    r"""Cross-entropy with an offset and a temperature. The defaults are those of the paper.
+
+    $$ \mathcal L(s, y) = t \cdot \mathrm{crossentropy}\bigl(y, \mathrm{softmax}((s - u\,y) / t)\bigr) $$
+
+    (paper, section Experiments; $y$ is the one-hot label). The offset $u$ is subtracted from the score of the right
+    class, so that the loss rewards a margin of $u$: with $u = \sqrt 2$ and a 1-Lipschitz network that is a certified
+    radius of 1. The temperature $t$ keeps the gradient close to 1 as long as the margin is well below $u$, and the
+    factor $t$ keeps it from growing as $t$ shrinks.
+
+    Args:
+        offset: $u$, subtracted from the score of the right class; 0 for none.
+        temperature: $t$, positive.
+        reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        - Scores: (N, classes)
+        - Labels: (N), int64
+        - Output: scalar, or (N) with `reduction="none"`
+
+    Examples:
+        >>> import torch
+        >>> loss = OffsetCrossEntropy()
+        >>> round(float(loss(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 4)
+        0.0229
+    """
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return self.reduce(self.offset_cross_entropy(scores, labels))
+
+
 def widened(scores: Tensor) -> Tensor:
-    """Scores in at least float32: those of a forward pass under autocast are narrower."""
+    """Return scores in at least float32; scores computed under autocast may be in half precision."""
     return scores if scores.dtype.itemsize >= 4 else scores.float()

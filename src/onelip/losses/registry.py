@@ -1,4 +1,4 @@
-"""Losses by name: `register_loss`, `create_loss`, `list_losses`; and how any loss is called."""
+"""Registry of losses: `register_loss`, `create_loss`, `list_losses`, and `call_loss`."""
 
 import functools
 import importlib
@@ -8,39 +8,40 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_name_free, did_you_mean
 
 _LOSSES: dict[str, Callable[..., Any]] = {}
 
 Registered = TypeVar("Registered", bound=Callable[..., Any])
 
-# Keyword arguments that a loss may name besides scores and labels.
+# Keyword arguments that a loss may declare besides scores and labels.
 _CONTEXT = ("model", "images", "progress")
 
 
 def register_loss(name: str) -> Callable[[Registered], Registered]:
-    """Make a loss known by a name, to `create_loss` and to `onelip train --loss`; use it as a decorator.
+    """Register a loss under a name, for `create_loss` and `onelip train --loss`; use it as a decorator.
 
-    Args:
-        name: how users call it. A name of onelip's own losses cannot be taken.
-
-    What is decorated is a class, whose instances are losses and whose constructor takes the options of the loss; or a
-    function, which is the loss itself. Not run as a test, since it would stay registered:
+    It decorates a class, whose instances are losses and whose constructor takes the options of the loss, or a function,
+    which is the loss itself:
 
         @register_loss("hinge")
         def hinge(scores, labels, margin=1.0):
             return torch.nn.functional.multi_margin_loss(scores, labels, margin=margin)
 
         loss = create_loss("hinge", margin=0.5)
+
+    Args:
+        name: name of the loss.
+
+    Returns:
+        A decorator that returns the class or function unchanged.
+
+    Raises:
+        ValueError: if the name is taken by another loss.
     """
 
     def register(loss: Registered) -> Registered:
-        known = _LOSSES.get(name)
-        # The same function again is a cell of a notebook that is run twice, or a module that is reloaded.
-        if known is not None and (known.__module__, known.__qualname__) != (loss.__module__, loss.__qualname__):
-            raise ValueError(
-                f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name"
-            )
+        check_name_free(name, loss, _LOSSES)
         _LOSSES[name] = loss
         return loss
 
@@ -48,7 +49,10 @@ def register_loss(name: str) -> Callable[[Registered], Registered]:
 
 
 def list_losses() -> list[str]:
-    """Names of all registered losses.
+    """Return the names of all registered losses.
+
+    Returns:
+        The names in alphabetical order.
 
     Examples:
         >>> "emma" in list_losses()
@@ -61,11 +65,14 @@ def create_loss(name: str, **options: Any) -> Callable[..., Tensor]:
     """Create a loss by its name.
 
     Args:
-        name: one of `list_losses()`, or "module:callable" for a class or a function of your own.
+        name: one of `list_losses()`, or "module:callable" for a custom class or function.
         **options: arguments of the class, or keyword arguments that are bound to the function.
 
+    Returns:
+        The loss, called as described in `onelip.losses`.
+
     Raises:
-        ValueError: if there is no such loss, or an option is invalid.
+        ValueError: if the loss is unknown or an option is invalid.
 
     Examples:
         >>> create_loss("offset-cross-entropy", offset=1.0)
@@ -84,10 +91,20 @@ def create_loss(name: str, **options: Any) -> Callable[..., Tensor]:
 
 
 def find_loss(name: str) -> Callable[..., Any]:
-    """The class or function behind a name.
+    """Return the class or function registered under a name, or imported from "module:callable".
+
+    Args:
+        name: one of `list_losses()`, or "module:callable".
+
+    Returns:
+        The class of the loss, or the function that is the loss.
 
     Raises:
         ValueError: if there is none.
+
+    Examples:
+        >>> find_loss("torch.nn.functional:cross_entropy").__name__
+        'cross_entropy'
     """
     if name in _LOSSES:
         return _LOSSES[name]
@@ -106,7 +123,13 @@ def find_loss(name: str) -> Callable[..., Any]:
 
 
 def loss_options(name: str) -> dict[str, Any]:
-    """The options of a loss with their defaults, without those that a training recipe sets itself.
+    """Return the options of a loss with their defaults, except those that the training recipe sets.
+
+    Args:
+        name: one of `list_losses()`, or "module:callable".
+
+    Returns:
+        The defaults by the name of the option.
 
     Examples:
         >>> loss_options("certificate-regularisation")
@@ -130,15 +153,18 @@ def call_loss(
     images: Tensor,
     progress: float = 1.0,
 ) -> Tensor:
-    """Call any loss with scores, labels, and those of the keyword arguments that its signature names.
+    """Call any loss with scores, labels, and the keyword arguments that its signature declares.
 
     Args:
-        loss: takes (scores, labels), and perhaps the keyword arguments `model`, `images` and `progress`.
-        scores: (N, classes), what the network returned for the images.
-        labels: (N) int64.
+        loss: a callable of (scores, labels), and optionally of the keyword arguments `model`, `images` and `progress`.
+        scores: output of the network (N, classes).
+        labels: labels (N), int64.
         model: the network.
-        images: the batch that the scores are for.
-        progress: part of the run that is done, from 0 to 1.
+        images: the batch of images.
+        progress: completed fraction of the run, from 0 to 1.
+
+    Returns:
+        The value of the loss.
 
     Examples:
         >>> import torch
@@ -147,7 +173,7 @@ def call_loss(
         0.6931
     """
     context = {"model": model, "images": images, "progress": progress}
-    called = loss.forward if isinstance(loss, nn.Module) else loss  # a module's own signature takes anything
+    called = loss.forward if isinstance(loss, nn.Module) else loss  # the signature of nn.Module.__call__ is (*args)
     named = context if _takes_any(called) else {key: context[key] for key in context if key in _parameters(called)}
     return loss(scores, labels, **named)
 

@@ -1,4 +1,4 @@
-"""Architectures by name: those of the paper, and a small one that trains in a minute on a CPU.
+"""Architectures of the paper by name, and a small one that trains in a minute on a CPU.
 
     model = onelip.create_model("aol-small", num_classes=100)
     onelip.list_models("aol-*")

@@ -1,4 +1,4 @@
-"""A network described row by row, like the tables of the paper: each row states only its output."""
+"""Build a sequential network row by row, like the tables of the paper: each row states only its output."""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,17 @@ ImageSize = int | Sequence[int]
 
 
 class Chain:
-    """Collects named layers and follows the shape of one sample through them; `build` makes the `nn.Sequential`.
+    """Builder that collects named layers and tracks the shape of a sample; `build` returns the `nn.Sequential`.
 
     Args:
         num_classes: number of logits.
         image_size: one number, or (height, width).
         in_channels: channels of the image.
-        method: name of the method of all layers; None for plain ones.
+        method: name of the method of all layers; None for plain layers.
         method_options: keyword arguments of the method.
 
     Attributes:
+        shape: shape of a sample after the last layer.
         is_centred: whether each activation comes after a batch centring.
 
     Examples:
@@ -52,7 +53,7 @@ class Chain:
         self.is_centred = False
         self._layers: OrderedDict[str, nn.Module] = OrderedDict()
         self._counts: Counter[str] = Counter()
-        self._changes: defaultdict[str, list[str]] = defaultdict(list)  # names of layers by how they were changed
+        self._changes: defaultdict[str, list[str]] = defaultdict(list)  # change -> names of the changed layers
 
     @property
     def channels(self) -> int:
@@ -63,7 +64,7 @@ class Chain:
         return self.shape[1:]
 
     def check_multiple(self, unit: int, why: str, otherwise: str) -> None:
-        """Refuse image sizes that are not multiples of `unit`, and name the nearest that are."""
+        """Raise a ValueError if the image size is not a multiple of `unit`; the message suggests sizes."""
         if not any(n % unit for n in self.size):
             return
         below = [max(n // unit, 1) * unit for n in self.size]
@@ -79,24 +80,24 @@ class Chain:
         self._layers[name] = BatchCentering(self.channels)
 
     def concatenate(self, factor: int) -> None:
-        """Concatenation pooling: windows of factor x factor pixels become channels."""
+        """Add concatenation pooling: windows of factor x factor pixels become channels."""
         self._layers["patches"] = ConcatenationPool2d(factor)
         self.shape = (self.channels * factor**2, *(n // factor for n in self.size))
 
     def conv(self, channels: int, kernel_size: int, *, activation: bool = True) -> None:
-        """A convolution of odd kernel size, zero-padded to keep the size."""
+        """Add a convolution of odd kernel size, zero-padded to keep the size."""
         layer = self._make.conv2d(self.channels, channels, kernel_size, input_size=self.size, padding=kernel_size // 2)
         self._linear("conv", layer, (channels, *self.size), activation)
 
     def dilated_conv(self, channels: int, kernel_size: int, dilation: tuple[int, ...]) -> None:
-        """A dilated convolution of odd kernel size, circular, so that the size is kept."""
+        """Add a dilated convolution of odd kernel size, with circular padding to keep the size."""
         padding = tuple(d * (kernel_size // 2) for d in dilation)
         settings: dict[str, Any] = {"padding": padding, "dilation": dilation, "padding_mode": "circular"}
         layer = self._make.conv2d(self.channels, channels, kernel_size, input_size=self.size, **settings)
         self._linear("conv", layer, (channels, *self.size), True)
 
     def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
-        """A convolution with kernel and stride `factor`, zero-padded where the factor does not divide the size."""
+        """Add a convolution with kernel size and stride `factor`, zero-padded where the factor does not divide the size."""
         # As many zeros on both sides as half of the missing pixels, rounded up: all pixels are in one window each.
         padding = tuple(-(-((-n) % factor) // 2) for n in self.size)
         settings = {"padding": padding} if any(padding) else {}
@@ -104,11 +105,11 @@ class Chain:
         self._linear("conv", layer, (channels, *(-(-n // factor) for n in self.size)), activation)
 
     def linear(self, features: int, *, activation: bool = True) -> None:
-        """A fully connected layer."""
+        """Add a fully connected layer."""
         self._linear("fc", self._make.linear(self.channels, features), (features,), activation)
 
     def flatten(self) -> None:
-        """Flatten all axes of a sample."""
+        """Add a layer that flattens all axes of a sample."""
         self._layers["flatten"] = nn.Flatten()
         self.shape = (prod(self.shape),)
 
@@ -118,12 +119,12 @@ class Chain:
         self.shape = (channels, *self.size)
 
     def head(self) -> None:
-        """A fully connected layer with an output for each class."""
+        """Add a fully connected layer with one output per class."""
         self.linear(self.num_classes, activation=False)
         self._replace_head()
 
     def logits(self) -> None:
-        """Keep one channel for each class."""
+        """Keep one channel per class."""
         if self.num_classes > self.channels:
             raise ValueError(
                 f"expected num_classes to be at most the width of the last layer, {self.channels}, got "
@@ -133,17 +134,17 @@ class Chain:
         self.first_channels("logits", self.num_classes)
 
     def average(self) -> None:
-        """Average over the remaining pixels, times the root of their number: constant 1."""
-        if any(n > 1 for n in self.size):  # on a single pixel it would be the identity
+        """Add the mean over the remaining pixels times the square root of their number, which has constant 1."""
+        if any(n > 1 for n in self.size):  # for a single pixel it is the identity
             self._layers["average"] = LipschitzAvgPool2d(None)
             self.shape = (self.channels, *(1 for _ in self.size))
 
     def build(self) -> nn.Sequential:
-        """The network; it refuses images of another shape, and lists its changed layers in `adaptations`."""
+        """Return the network. It raises for images of other shapes, and lists its changed layers in `adaptations`."""
         network = nn.Sequential(self._layers)
         adaptations = tuple(f"{change}: {', '.join(names)}" for change, names in self._changes.items())
         setattr(network, "adaptations", adaptations)  # noqa: B010  nn.Module annotates its attributes as modules
-        if adaptations:  # on the object: `onelip.summary` takes a subclass of nn.Sequential for an unknown forward
+        if adaptations:  # on the instance: for a subclass of nn.Sequential, `onelip.summary` cannot assume its forward
             network.extra_repr = partial("\n".join, adaptations)
         guard_image_shape(network, self._image)
         return network
@@ -163,7 +164,7 @@ class Chain:
             self._layers[f"{name}_act"] = self._make.activation(shape[0])
 
     def _replace_head(self) -> None:
-        """Methods with their own last layer get a plain one with an output per class."""
+        """Replace the last layer by that of the method, with one output per class, if it has its own."""
         if not self._make.has_own_head:
             return
         name, inputs = self._last
@@ -176,7 +177,10 @@ class Chain:
 
 
 def height_and_width(image_size: ImageSize) -> tuple[int, int]:
-    """One number for square images, or (height, width).
+    """Return (height, width) from one number for square images, or from (height, width).
+
+    Raises:
+        ValueError: unless the numbers are positive integers.
 
     Examples:
         >>> height_and_width(32), height_and_width((28, 32))
@@ -189,7 +193,11 @@ def height_and_width(image_size: ImageSize) -> tuple[int, int]:
 
 
 def check_even(name: str, value: object) -> int:
-    """Return an even integer of at least 2: MaxMin sorts channels in pairs."""
+    """Return `value` if it is an even integer of at least 2: MaxMin sorts channels in pairs.
+
+    Raises:
+        ValueError: for anything else.
+    """
     number = check_integer(name, value, 2)
     if number % 2:
         raise ValueError(

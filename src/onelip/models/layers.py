@@ -1,6 +1,6 @@
-"""Linear layers by the name of a method, so that one architecture can have any of them.
+"""Create linear layers by the name of a method, so that every architecture can use every method.
 
-Where a method does not support a layer, the nearest one is made of layers that it supports and maps of constant 1:
+If a method does not support a layer, it is replaced by supported layers and maps of constant 1:
     zero padding        circular padding, for methods in the Fourier domain
     outputs != inputs   zero channels before, or the first channels after, a square layer
     stride              concatenation pooling, then a 1x1 convolution
@@ -22,18 +22,21 @@ from onelip.nn.init import tight_weight
 
 
 class LayerFactory:
-    """Makes Conv2d and Linear layers with a method.
+    """Creates Conv2d and Linear layers with a method.
 
     Args:
         method: "aol" for the layers of `onelip.nn` with the initialisation of the paper; None for plain torch layers;
-            another name of `onelip.list_methods()` for torch's layers with that method, initialised as its
-            authors do, and orthogonal where it leaves weights free.
+            another name of `onelip.list_methods()` for torch layers with that method, initialised as by its authors,
+            or orthogonally if the method does not constrain the weights.
         options: keyword arguments of the method for each layer, e.g. {"side": "auto"}. {"last_layer": "normalised"}
             works with every method and gives a dense last layer rows of norm 1 (last-layer normalisation); such
             networks are certified per pair of classes.
 
     Attributes:
-        changes: how the last layer that was made differs from the one that was asked for.
+        changes: how the layer that was created last differs from the requested one.
+
+    Raises:
+        ValueError: if the method is unknown, or an option is invalid.
 
     Examples:
         >>> make = LayerFactory("cayley")
@@ -53,7 +56,7 @@ class LayerFactory:
             raise ValueError(f"expected no method_options without a method, got {self.options!r}; name the method")
 
     def linear(self, in_features: int, out_features: int) -> nn.Module:
-        """A fully connected layer with a bias."""
+        """Return a fully connected layer with a bias."""
         self.changes = []
         if self._is_aol:
             return AOLLinear(in_features, out_features, **self.options)
@@ -70,14 +73,17 @@ class LayerFactory:
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
     ) -> nn.Module:
-        """A convolution with a bias.
+        """Return a convolution with a bias.
 
         Args:
-            in_channels: channels of its input.
-            out_channels: channels of its output.
-            kernel_size: one number.
-            input_size: spatial size of its input, for methods that need it.
+            in_channels: number of input channels.
+            out_channels: number of output channels.
+            kernel_size: side of the kernel.
+            input_size: spatial size of the input, for methods that need it.
             **settings: other arguments of `torch.nn.Conv2d`: stride, padding, dilation, padding_mode.
+
+        Raises:
+            UnsupportedLayer: if the method supports neither this layer nor a replacement.
         """
         self.changes = []
         if self._is_aol:
@@ -99,11 +105,11 @@ class LayerFactory:
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
     ) -> nn.Module:
-        """A convolution whose kernel is as large as its stride, so that its windows tile the image.
+        """Return a convolution whose kernel is as large as its stride, so that its windows tile the image.
 
-        That is concatenation pooling followed by a 1x1 convolution, in one step. The bound of AOL treats the taps of a
+        It is equivalent to concatenation pooling followed by a 1x1 convolution. The bound of AOL treats the taps of a
         window as separate input channels, so both forms are rescaled alike and the strided one can be tight. Methods
-        that do not support strides get the two steps.
+        that do not support strides use the two steps.
         """
         try:
             return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor, **settings)
@@ -116,7 +122,7 @@ class LayerFactory:
             return nn.Sequential(OrderedDict(pool=ConcatenationPool2d(factor), conv=pointwise))
 
     def activation(self, channels: int) -> nn.Module:
-        """MaxMin, unless the method has its own activation."""
+        """Return the activation of the method, or MaxMin if it has none."""
         if self.method is None or self.method.activation is None:
             return MaxMin()
         return self.method.activation(channels)
@@ -127,7 +133,7 @@ class LayerFactory:
         return self.last_layer is not None or (self.method is not None and self.method.head is not None)
 
     def head(self, layer: nn.Module) -> nn.Module | None:
-        """The last layer of the method, made of a plain one; None if the default last layer is kept."""
+        """Convert a plain layer to the last layer of the method; None if the default last layer is kept."""
         make = None if self.method is None else self.method.head
         if self.last_layer is not None:
             make = lln
@@ -136,13 +142,13 @@ class LayerFactory:
         except UnsupportedLayer:
             return None
 
-    def _first_supported(self, inputs: int, outputs: int, makers: list[Callable[[int, int], nn.Module]]) -> nn.Module:
-        """The first supported layer: as asked for, circular, square, or both; the first error if there is none."""
+    def _first_supported(self, inputs: int, outputs: int, builders: list[Callable[[int, int], nn.Module]]) -> nn.Module:
+        """The first supported layer: as requested, circular, square, or both; raises the first error if none is."""
         width = max(inputs, outputs)
         first_error = None
-        # Another padding changes less than more channels do.
+        # Circular padding first: it changes less than additional channels do.
         for sizes in dict.fromkeys([(inputs, outputs), (width, width)]):
-            for number, make in enumerate(makers):
+            for number, make in enumerate(builders):
                 try:
                     layer = make(*sizes)
                 except UnsupportedLayer as error:
@@ -155,7 +161,7 @@ class LayerFactory:
         raise first_error
 
     def _squared(self, layer: nn.Module, inputs: int, outputs: int) -> nn.Sequential:
-        """A layer with max(inputs, outputs) channels on both sides in place of one from `inputs` to `outputs`."""
+        """Extend a layer with max(inputs, outputs) channels on both sides to one from `inputs` to `outputs`."""
         if inputs < outputs:
             self.changes.append("zero channels before a square layer")
             return nn.Sequential(OrderedDict(widen=PadChannels(outputs), layer=layer))
@@ -173,7 +179,7 @@ class LayerFactory:
             supported = ", ".join(kind.__name__ for kind in self.method.layers)
             raise UnsupportedLayer(
                 f"the method {self.method.name!r} supports {supported}, not {type(layer).__name__}; choose another "
-                "method or, for a method of dense layers only, the model 'aol-fc'"
+                "method, or the model 'aol-fc' for a method that supports only dense layers"
             )
         options = dict(self.options)
         if self.method.needs_input_size and input_size is not None:
@@ -184,7 +190,7 @@ class LayerFactory:
         if callable(reset):  # the initialisation of the method's authors
             reset(original_of(made))
         elif found is None and isinstance(made, LINEAR_LAYERS) and not made.weight.is_meta:
-            # Free weights, of a method that acts on the loss alone. torch's initialisation halves the norm in each
-            # layer, and the networks of the paper are deep and without normalisation.
+            # The method changes only the loss. Default initialisation would halve the norm in each layer, and the
+            # networks of the paper are deep and have no normalisation.
             made.weight.data.copy_(tight_weight(geometry_of(made), tuple(made.weight.shape), "inputs"))
         return made

@@ -1,6 +1,6 @@
-"""The architectures of the paper, as its tables list them, and `patchwise-tiny`.
+"""The architectures of the paper, and `patchwise-tiny`.
 
-Every function takes the arguments of `onelip.create_model` and options of its own.
+Every function takes the arguments of `onelip.create_model` and its own options.
 """
 
 import math
@@ -39,15 +39,15 @@ def patchwise(
         AOL FC                      64 w            1x
         First channels              classes
 
-    The fully connected layers have width * (number of patches) features each, which grows with the image: choose a
-    larger patch for large images. The image size is a multiple of the patch.
+    Each fully connected layer has width * (number of patches) features, which grows with the image: choose a larger
+    patch for large images. The image size must be a multiple of the patch size.
 
     Args:
-        width: w of the table, the number of channels that go to the fully connected part; even.
+        width: w in the table, the number of channels passed to the fully connected part; even.
         channels: channels of the convolutional part; even, at least w.
         patch: side of a patch.
         convs: number of 3x3 convolutions.
-        linears: number of fully connected layers with an activation; one without follows.
+        linears: number of fully connected layers with an activation; one without activation follows.
         **common: see `onelip.create_model`.
     """
     check_integer("patch", patch)
@@ -103,7 +103,7 @@ def patchwise_tiny(
     linears: int = 3,
     **options: Any,
 ) -> nn.Sequential:
-    """A small patchwise network: a minute on a CPU.
+    """A small patchwise network; trains in a minute on a CPU.
 
     For images of 8x8 to 32x32. It is not in the paper.
 
@@ -117,7 +117,7 @@ def patchwise_tiny(
 
 
 def tiny_patch(image_size: ImageSize) -> int:
-    """The largest patch size up to 4 that divides the image into at least 4 patches per side, else 1.
+    """Return the largest patch size up to 4 that divides the image into at least 4 patches per side, else 1.
 
     Examples:
         >>> tiny_patch(8), tiny_patch(28), tiny_patch(32)
@@ -151,11 +151,11 @@ def standard(
         Conv 1x1                    1 x 1 x 1024     1x
         First channels, Flatten     classes
 
-    The channels double where the size halves. The image size is a multiple of 32; larger images end with an average
-    over the remaining pixels, scaled to constant 1.
+    The channels double where the size halves. The image size must be a multiple of 32. For images larger than 32, the
+    last step averages over the remaining pixels, scaled to constant 1.
 
     Args:
-        conv3: adds a 3x3 convolution and its activation.
+        conv3: function that adds a 3x3 convolution and its activation.
         width: channels of the first stage; even.
         depth: number of 3x3 convolutions in each stage.
         **common: see `onelip.create_model`.
@@ -167,8 +167,8 @@ def standard(
     for stage in range(_HALVINGS):
         for _ in range(depth):
             conv3(net, width * 2**stage)
-        # A true stride: the bound of AOL treats the four taps of a window as separate channels, as concatenation
-        # pooling followed by a 1x1 convolution would. No activation, as in the table.
+        # A real stride: the bound of AOL treats the four taps of a window as separate channels, like concatenation
+        # pooling followed by a 1x1 convolution. No activation, as in the table.
         net.downsample(width * 2 ** (stage + 1), 2, activation=False)
     net.conv(net.channels, 1, activation=False)
     net.average()
@@ -195,7 +195,7 @@ def aol_std(**options: Any) -> nn.Sequential:
 @register_model
 @takes_arguments_of(standard)
 def standard_cnn(*, method: str | None = None, **options: Any) -> nn.Sequential:
-    """The layers of aol-std with free weights, to compare with."""
+    """The layers of aol-std with unconstrained weights, as a baseline."""
     return standard(_zero_padded, method=method, **options)
 
 
@@ -204,9 +204,9 @@ def standard_cnn(*, method: str | None = None, **options: Any) -> nn.Sequential:
 def aol_dil(**options: Any) -> nn.Sequential:
     """The layers of aol-std, dilated and circular (AOL-DIL).
 
-    The paper says that each 3x3 convolution is replaced by a "strided" one. A stride would shrink the image; ECO, on
-    which the architecture is modelled, uses a dilation, so that is what is meant: the taps of a 3x3 kernel lie a third
-    of the image apart and wrap around.
+    The paper replaces each 3x3 convolution by a "strided" one. A stride would shrink the image, and ECO, on which the
+    architecture is modelled, uses a dilation, so this implementation does too: the taps of a 3x3 kernel are a third of
+    the image apart and wrap around.
 
         dilation d = size // 3 (at least 1) on each axis of each stage: 10, 5, 2, 1, 1 for 32x32 images
         circular padding p = d, which keeps the size; AOL's bound holds for 2 p <= d (k - 1) = 2 d
@@ -238,9 +238,9 @@ def aol_alt(*, width: int = 16, depth: int = 4, **common: Any) -> nn.Sequential:
         AOL conv 1x1                        1 x 1 x 1024     1x
         First channels, Flatten             classes
 
-    The number of activations stays the same until there are 1024 channels, and the strided convolutions after the first
-    have as many inputs per window as outputs: they are initialised as identities. The image size is a multiple of 32;
-    larger images end with an average, as in aol-std.
+    The number of activations is constant until there are 1024 channels, and the strided convolutions after the first
+    have as many inputs per window as outputs: they are initialised as identities. The image size must be a multiple of
+    32. For larger images, the last step is an average, as in aol-std.
 
     Args:
         width: channels of the first stage; even.
@@ -260,7 +260,7 @@ def aol_alt(*, width: int = 16, depth: int = 4, **common: Any) -> nn.Sequential:
     for channels, kernel_size in ((width, 3), (4 * width, 3), (16 * width, 3), (64 * width, 1)):
         stage(channels, kernel_size)
     net.conv(64 * width, 1, activation=False)
-    # Four windows of 16 w channels make 64 w again, so that the last halving too has a square matrix.
+    # A window of four pixels with 16 w channels has 64 w inputs, so the last halving has a square matrix too.
     net.first_channels("narrow", 16 * width)
     stage(64 * width, 1)
     net.conv(64 * width, 1, activation=False)
@@ -287,7 +287,7 @@ def aol_fc(*, width: int = 4096, depth: int = 9, **common: Any) -> nn.Sequential
 
     Args:
         width: features of every layer; even.
-        depth: number of layers, the last one without an activation.
+        depth: number of layers; the last one has no activation.
         **common: see `onelip.create_model`.
     """
     check_even("width", width)

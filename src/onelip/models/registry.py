@@ -1,6 +1,5 @@
-"""Models by name, as in timm: `create_model`, `list_models`, `register_model`."""
+"""Registry of models, as in timm: `create_model`, `list_models`, `register_model`."""
 
-import difflib
 import fnmatch
 import inspect
 import re
@@ -10,11 +9,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from onelip.core.arguments import check_name_free, did_you_mean
 from onelip.core.docstrings import arguments_in, first_line
 from onelip.models.chain import ImageSize, height_and_width
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {}
-_BASES: dict[Callable[..., Any], Callable[..., Any]] = {}  # whose arguments a builder takes besides its own
+_BASES: dict[Callable[..., Any], Callable[..., Any]] = {}  # builder -> builder that it passes its **kwargs to
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
@@ -22,8 +22,8 @@ Builder = TypeVar("Builder", bound=Callable[..., Any])
 def register_model(builder: Builder) -> Builder:
     """Register a function that builds a model under its own name; use it as a decorator.
 
-    Underscores of the name become dashes. The function takes num_classes, image_size (height, width), in_channels and
-    method as keyword arguments with defaults, and any others.
+    Underscores in the name become dashes. The function takes num_classes, image_size (height, width), in_channels and
+    method as keyword arguments with defaults, and any other options.
 
         @onelip.register_model
         def one_layer(*, num_classes=10, image_size=(32, 32), in_channels=3, method="aol"):
@@ -42,12 +42,7 @@ def register_model(builder: Builder) -> Builder:
         ValueError: if another function is registered under this name.
     """
     name = _spelled(builder.__name__)
-    known = _MODELS.get(name)
-    # The same function again is a notebook cell that is run twice, or a module that is reloaded.
-    if known is not None and (known.__module__, known.__qualname__) != (builder.__module__, builder.__qualname__):
-        raise ValueError(
-            f"the model name {name!r} is taken by {known.__module__}.{known.__qualname__}; rename the function"
-        )
+    check_name_free(name, builder, _MODELS)
     _MODELS[name] = builder
     return builder
 
@@ -61,21 +56,21 @@ def create_model(
     method: str | None = "default",
     **kwargs: Any,
 ) -> nn.Module:
-    """Build a model, on the CPU and in float32 unless torch's defaults are changed.
+    """Create a model by name, on torch's default device and in its default dtype.
 
-    Layers that the method does not support are replaced by the nearest ones that it does: circular for zero padding,
-    square layers with zero or ignored channels, concatenation pooling and a 1x1 convolution for a stride. The models of
-    this package list such changes in `model.adaptations`, a tuple of lines, and `print(model)` shows them.
+    Layers that the method does not support are replaced: circular for zero padding, square layers with zero or ignored
+    channels, concatenation pooling and a 1x1 convolution for a stride. The models of this package list such changes in
+    `model.adaptations`, a tuple of lines, and `print(model)` shows them.
 
-    Both memory formats work; `model.to(memory_format=torch.channels_last)`, with the images likewise, is faster.
+    Both memory formats work; `model.to(memory_format=torch.channels_last)`, with images in the same format, is faster.
 
     Args:
-        name: one of `list_models()`; dashes and underscores are the same.
+        name: one of `list_models()`; dashes and underscores are equivalent.
         num_classes: number of logits.
-        image_size: one number, or (height, width). The model refuses images of another size.
+        image_size: one number, or (height, width). The model raises an error for images of other sizes.
         in_channels: 3 for colour, 1 for greyscale.
-        method: a name of `onelip.list_methods()`; None or "none" for plain torch layers; "default" for the model's own,
-            which is "aol" for all but standard-cnn.
+        method: a name of `onelip.list_methods()`; None or "none" for plain torch layers; "default" for the default
+            method of the model, which is "aol" for all models but standard-cnn.
         **kwargs: options of the model (widths, depths), see `onelip models NAME`; `method_options`, a dictionary of
             keyword arguments of the method, with `last_layer="normalised"` for a last layer with rows of norm 1.
 
@@ -83,8 +78,11 @@ def create_model(
         - Input: (N, in_channels, height, width).
         - Output: (N, num_classes).
 
+    Returns:
+        The model, an `nn.Sequential` for all models of this package.
+
     Raises:
-        ValueError: if the name is unknown, or the model cannot have this size, width or method.
+        ValueError: if the name is unknown, or the model does not support this size, width or method.
 
     Examples:
         >>> import torch
@@ -96,9 +94,8 @@ def create_model(
     """
     builder = _MODELS.get(_spelled(name))
     if builder is None:
-        near = difflib.get_close_matches(_spelled(name), _MODELS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"expected one of the models {', '.join(list_models())}, got {name!r}{hint}")
+        hint = did_you_mean(_spelled(name), _MODELS)
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(list_models())}{hint}")
     if method != "default":
         kwargs["method"] = None if method == "none" else method
     size = height_and_width(image_size)
@@ -106,7 +103,13 @@ def create_model(
 
 
 def list_models(filter: str = "*") -> list[str]:
-    """Names of all models that match a pattern with wildcards.
+    """Return the names of all models that match a pattern with wildcards.
+
+    Args:
+        filter: pattern, such as "aol-*".
+
+    Returns:
+        The names in alphabetical order.
 
     Examples:
         >>> list_models("aol-[sml]*")
@@ -116,7 +119,13 @@ def list_models(filter: str = "*") -> list[str]:
 
 
 def model_options(name: str) -> dict[str, Any]:
-    """Arguments of a model besides num_classes, image_size and in_channels, with their defaults.
+    """Return the arguments of a model besides num_classes, image_size and in_channels, with their defaults.
+
+    Args:
+        name: one of `list_models()`.
+
+    Returns:
+        The defaults by the name of the argument.
 
     Examples:
         >>> sorted(model_options("aol-small"))
@@ -131,7 +140,7 @@ def model_options(name: str) -> dict[str, Any]:
 
 
 def takes_arguments_of(base: Callable[..., Any]) -> Callable[[Builder], Builder]:
-    """Show the arguments of `base` in place of a builder's **kwargs: in help(), and in `model_options`."""
+    """Replace the **kwargs in the signature of a builder by the arguments of `base`; a decorator."""
 
     def show(builder: Builder) -> Builder:
         _BASES[builder] = base
@@ -139,7 +148,7 @@ def takes_arguments_of(base: Callable[..., Any]) -> Callable[[Builder], Builder]
         named = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
         parameters = {**inspect.signature(base).parameters, **named}
         ordered = sorted(parameters.values(), key=lambda p: p.kind)
-        # The documented attribute for inspect, which annotations of functions lack.
+        # inspect documents this attribute, but type checkers do not know it.
         builder.__signature__ = own.replace(parameters=ordered)  # pyright: ignore[reportFunctionMemberAccess]
         return builder
 
@@ -148,14 +157,14 @@ def takes_arguments_of(base: Callable[..., Any]) -> Callable[[Builder], Builder]
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model as `onelip models NAME` prints it.
+    """Description of a model, as `onelip models NAME` prints it.
 
     Attributes:
-        name: as `create_model` takes it.
+        name: name of the model.
         title: one line.
-        method: the default method of its layers; None for plain ones.
+        method: the default method of its layers; None for plain layers.
         options: other arguments, with their defaults.
-        texts: what each of them means.
+        texts: descriptions of the arguments.
         layers: the table of its layers.
     """
 
@@ -168,7 +177,13 @@ class ModelDescription:
 
 
 def describe_model(name: str) -> ModelDescription:
-    """Describe a model by the signature and the docstring of its builder.
+    """Return the description of a model, from the signature and the docstring of its builder.
+
+    Args:
+        name: one of `list_models()`.
+
+    Returns:
+        Title, method, options and layers.
 
     Examples:
         >>> found = describe_model("aol-fc")

@@ -13,8 +13,6 @@ from onelip.nn._base import axis_length
 class _Channels(LipschitzModule):
     """Base of the layers below: the number of channels of the output and their axis."""
 
-    proved_constant = 1.0
-
     def __init__(self, out_channels: int, dim: int = 1) -> None:
         super().__init__()
         self.out_channels = check_integer("out_channels", out_channels)
@@ -43,6 +41,8 @@ class FirstChannels(_Channels):
         >>> FirstChannels(2)(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[1., 2.]])
     """
+
+    proved_constant = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         length = axis_length(x, self.dim, "FirstChannels")
@@ -73,6 +73,8 @@ class PadChannels(_Channels):
         >>> PadChannels(4)(torch.tensor([[1.0, 2.0]]))
         tensor([[1., 2., 0., 0.]])
     """
+
+    proved_constant = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         length = axis_length(x, self.dim, "PadChannels")

@@ -1,9 +1,9 @@
-"""Exact norms of layers, and the contract of a method, as checks that anybody can run on a method of their own.
+"""Exact norms of layers, and the contract that every method must satisfy, as checks for your own methods.
 
     from onelip.testing import Method, check_contract
     check_contract(Method(name="mine", ..., apply=my_function))
 
-Needs nothing but torch.
+It needs only torch.
 """
 
 from onelip.methods.method import Method

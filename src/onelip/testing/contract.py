@@ -1,9 +1,9 @@
-"""What every method promises, as checks on a grid of layers.
+"""The contract of methods, as checks on a grid of layers.
 
-The grid (`onelip.testing.layers`) has every kind of layer with all of its settings. The first check applies the method
-to a covering of what it accepts, and measures the norm of each layer; the others run on fewer layers, which still have
-every trait, and every kind of module, that the first one met. Layers that the method refuses do not count: for each
-kind in `method.layers` a check has to run on `Check.least` layers, else it fails.
+The grid (`onelip.testing.layers`) contains every kind of layer with all of its settings. The first check applies the
+method to a covering of the layers that it accepts, and measures the norm of each. The other checks run on fewer layers,
+which still have every trait, and every kind of module, of the first check. Rejected layers do not count: for each kind
+in `method.layers`, a check must run on at least `Check.least` layers, else it fails.
 """
 
 import copy
@@ -29,12 +29,12 @@ from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCa
 from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance
 
 _ORDINARY = ("gaussian", "positive", "zero columns", "zero", "one tap")
-# With these a layer comes near to what it claims, whatever the others show.
+# With these weights the norm of a layer comes close to its claimed constant.
 _TIGHT = ("one hot", "ones")
 
 
 class ContractViolation(AssertionError):
-    """A method does not keep its promise; the message says which, on which layer, by how much."""
+    """A method violates the contract; the message states the check, the layer and the measured values."""
 
 
 def _require(holds: bool, promise: str, case: LayerCase, **seen: Any) -> None:
@@ -43,20 +43,20 @@ def _require(holds: bool, promise: str, case: LayerCase, **seen: Any) -> None:
         raise ContractViolation(f"expected: {promise}; got: {details}; for {case}")
 
 
-# ---- to apply a method
+# ---- applying a method
 
 
 def _apply(method: Method, case: LayerCase, options: dict[str, Any]) -> nn.Module | None:
-    """The layer with the method on it, or None where the method refuses it, which it may."""
+    """The layer with the method applied, or None if the method rejects it."""
     takes_size = method.needs_input_size or (case.promises_size and _takes_input_size(method.apply))
     given = {"input_size": case.size} if takes_size and case.size else {}
-    torch.manual_seed(case.seed)  # some methods draw what they start from
+    torch.manual_seed(case.seed)  # some methods have a random initialisation
     layer = case.build()
     try:
         return method.apply(layer, **given, **options)
     except UnsupportedLayer as error:
         says_enough = len(str(error)) > 40
-        _require(says_enough, "a refusal that says what came, what is accepted and what to do", case, got=error)
+        _require(says_enough, "an error that states the problem, what is accepted and what to do", case, got=error)
         return None
     except Exception as error:
         raise ContractViolation(f"expected: a layer, or UnsupportedLayer; got: {error!r}; for {case}") from error
@@ -70,8 +70,8 @@ def _takes_input_size(function: Callable[..., nn.Module]) -> bool:
 def _accepted(
     method: Method, options: dict[str, Any], kind: str, strength: int | None, seed: int
 ) -> Iterator[tuple[LayerCase, nn.Module]]:
-    """A covering of the layers of one kind that the method accepts, with the method on them."""
-    # Modules of their own need not know half precision.
+    """A covering of the layers of one kind that the method accepts, with the method applied."""
+    # Methods that replace the module need not support half precision.
     cases = grid(kind, dtypes=FULL_TYPES if method.replaces else ALL_TYPES, seed=seed)
     covered = 0
     for i, (case, mask) in enumerate(zip(cases, covering_masks(cases, strength), strict=True)):
@@ -85,30 +85,30 @@ def _accepted(
 
 
 def _check_refused(method: Method, options: dict[str, Any], kind: str, seed: int) -> None:
-    """Layers of a kind that a method does not name are refused, whatever their settings."""
+    """Check that layers of a kind that is not in `method.layers` are rejected, whatever their settings."""
     cases = grid(kind, seed=seed)
     covered = 0
     for case, mask in zip(cases, covering_masks(cases, 1), strict=True):
         if mask & ~covered:
             covered |= mask
             refused = _apply(method, case, options) is None
-            _require(refused, "layers of a kind that the method does not name to be refused", case, got="no error")
+            _require(refused, "an error for a kind of layer that is not in Method.layers", case, got="no error")
 
 
 def _with_fitting_size(layer: nn.Module, case: LayerCase) -> LayerCase:
-    """The case, at a size that the layer takes: what a method does not accept it has to refuse when it is applied.
+    """The case, at a size that the layer accepts. Unsupported settings must be rejected when the method is applied.
 
-    A layer that was made without a promise about the size may ask for multiples of the stride, as phases do.
+    A layer that was created without an input size may require multiples of the stride.
     """
     try:
         got = _output_shape(layer, case)
     except Exception as error:
         fitting = replace(case, size=tuple(-(-n // s) * s for n, s in zip(case.size, case.stride, strict=True)))
-        late = "a refusal when the method is applied, not at the first input"
+        late = "an error when the method is applied, not at the first input"
         _require(fitting != case and isinstance(error, ValueError), late, case, got=repr(error))
         return _with_fitting_size(layer, fitting)
     expected = _output_shape(case.build(), case)
-    _require(got == expected, "outputs of the shape of the plain layer's", case, got=got, plain=expected)
+    _require(got == expected, "outputs with the shape of the plain layer", case, got=got, plain=expected)
     return case
 
 
@@ -118,7 +118,7 @@ def _output_shape(layer: nn.Module, case: LayerCase) -> torch.Size:
 
 
 def _form(layer: nn.Module) -> tuple[str, ...]:
-    """What became of a layer: names of the module's class, and of the maps that make its tensors."""
+    """The form of a layer: names of the class of the module and of its parametrizations."""
     names = [parametrize.type_before_parametrizations(layer).__name__]
     if parametrize.is_parametrized(layer):
         lists = layer.parametrizations
@@ -131,10 +131,10 @@ def _form(layer: nn.Module) -> tuple[str, ...]:
 
 
 def norm_within_claim(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """No singular value of the Jacobian is above the constant claimed, for no parameters.
+    """For all parameters, no singular value of the Jacobian is above the claimed constant.
 
-    Those that the method made of the layer's weights, and others that it has never seen: what it has found out when it
-    was applied must not matter.
+    The parameters are those computed from the weights of the layer, and others set afterwards: values computed when the
+    method was applied must not matter.
     """
     norm = _Norm(method, case, layer, options)
     norm.check(f"as applied to {case.weights} weights")
@@ -145,7 +145,7 @@ def norm_within_claim(method: Method, case: LayerCase, layer: nn.Module, options
 
 
 def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """The same after some steps of an optimizer that stretches, and with other parameters after these."""
+    """The same after some optimizer steps that increase the outputs, and with other parameters after these."""
     norm = _Norm(method, case, layer, options)
     torch.manual_seed(case.seed)
     layer.train()
@@ -165,7 +165,7 @@ def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, optio
 
 @torch.no_grad()
 def _fill(layer: nn.Module, kind: str, seed: int) -> None:
-    """Other parameters: the free weights of one of WEIGHTS, the rest (biases, weights of channels) moderate."""
+    """Set other parameters: free weights of one kind of WEIGHTS, the others (biases, channel weights) moderate."""
     named = dict(layer.named_parameters())
     free = [name for name in named if "original" in name] or [name for name in named if name != "bias"]
     for i, (name, parameter) in enumerate(named.items()):
@@ -180,7 +180,7 @@ def _fill(layer: nn.Module, kind: str, seed: int) -> None:
 
 
 class _Norm:
-    """Compares what a layer claims with what it does in eval mode: with the tensors it stores, in float64."""
+    """Compares the claimed constant of a layer with its norm in eval mode, for its stored tensors, in float64."""
 
     def __init__(self, method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
         self.method, self.case, self.layer, self.options = method, case, layer, options
@@ -188,7 +188,7 @@ class _Norm:
         if self.is_linear:  # no bound is known where its forward is another one
             self.stored = replace(case, dtype=torch.float64, bias=False).build()
         else:
-            self.stored = bake(layer, forms=False).double()
+            self.stored = bake(layer, expand=False).double()
 
     def check(self, state: str) -> None:
         """Compare with the parameters that the layer has now."""
@@ -208,12 +208,12 @@ class _Norm:
             self._check_at_points(claim.constant, state)
 
     def _check_at_points(self, claimed: float, state: str) -> None:
-        """A module of its own may be no linear map: Jacobians at some points, and differences of outputs."""
+        """Check a module that may be nonlinear, by Jacobians at some points and differences of outputs."""
         case = self.case
         generator = torch.Generator().manual_seed(case.seed)
         scales = torch.tensor([0.0, 1.0, 30.0], dtype=torch.float64).reshape(-1, *(1 for _ in case.input_shape))
         points = scales * torch.randn(3, *case.input_shape, generator=generator, dtype=torch.float64)
-        # Derivatives are summed along other ways than outputs: more roundings than in the weight alone.
+        # Derivatives are summed in another order than outputs: more roundings than in the weight alone.
         _compare(jacobians_at(self.stored, points), claimed, case, 4, state)
         step = torch.randn(points.shape, generator=generator, dtype=torch.float64)
         with torch.no_grad():
@@ -229,14 +229,14 @@ def _compare(jacobians: Tensor, claimed: float, case: LayerCase, times: int, sta
     norms = torch.linalg.matrix_norm(jacobians, 2) if finite else torch.full((1,), torch.nan)
     worst = int(norms.argmax())
     norm = float(norms[worst])
-    if norm <= claimed:  # the usual case, which needs no allowance
+    if norm <= claimed:  # the usual case, without an allowance
         return
     allowed = claimed * (1 + times * rounding_allowance(jacobians[worst] / claimed, case.dtype)) if finite else claimed
     _require(norm <= allowed, f"norm <= {claimed} up to rounding ({allowed})", case, norm=norm, state=state)
 
 
 def gradients_finite(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """Finite gradients in every parameter, in training and in evaluation, also for zero columns."""
+    """Gradients of all parameters are finite, in training and evaluation, also for zero columns."""
     for training in (True, False):
         layer.train(training).zero_grad()
         layer(_inputs(case)).square().sum().backward()
@@ -247,9 +247,9 @@ def gradients_finite(method: Method, case: LayerCase, layer: nn.Module, options:
 
 
 def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """Derivatives by the parameters agree with differences, in float64, along random directions.
+    """Derivatives with respect to the parameters agree with finite differences, in float64, in random directions.
 
-    At random parameters: those that a method starts from can be next to a kink, such as zeros that fill up channels.
+    The parameters are random: initial ones can be close to a kink, such as zeros in padded channels.
     """
     _fill(layer, "gaussian", case.seed)
     names = [name for name, _ in layer.named_parameters() if name != "bias"]
@@ -259,7 +259,7 @@ def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: 
     def outputs(*values: Tensor) -> Tensor:
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
 
-    torch.manual_seed(case.seed)  # of the directions
+    torch.manual_seed(case.seed)  # for the random directions
     try:
         torch.autograd.gradcheck(outputs, originals, eps=1e-6, atol=1e-4, rtol=1e-3, fast_mode=True)
     except GradcheckError as error:
@@ -267,7 +267,7 @@ def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: 
 
 
 def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """bake gives a plain torch layer with the same outputs, and leaves the original as it was."""
+    """bake returns a plain torch layer with the same outputs, and does not change the original."""
     layer.eval()
     x = _inputs(case)
     with torch.no_grad():
@@ -284,7 +284,7 @@ def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, 
         same = torch.equal(after, before)
     _require(same, "the same outputs after bake", case, difference=(after - before).abs().max())
     _require(
-        torch.equal(again, before), "the original untouched by bake", case, difference=(again - before).abs().max()
+        torch.equal(again, before), "the original unchanged by bake", case, difference=(again - before).abs().max()
     )
 
 
@@ -314,9 +314,9 @@ def train_equals_eval(method: Method, case: LayerCase, layer: nn.Module, options
 
 @torch.no_grad()
 def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """Autocast does not touch how the weight is computed.
+    """Autocast does not change how the weight is computed.
 
-    A module of its own has no weight to compare: its outputs may move by the rounding of bfloat16, not by more.
+    Methods that replace the module have no weight to compare: outputs may differ only by the rounding of bfloat16.
     """
     if method.replaces:
         x = _inputs(case)
@@ -336,7 +336,7 @@ def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options
 
 
 def exports(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """torch.export takes the baked layer, with a batch of any size."""
+    """torch.export traces the baked layer for any batch size."""
     plain = bake(layer).eval()
     x = torch.cat([_inputs(case), _inputs(case)])
     program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -346,7 +346,7 @@ def exports(method: Method, case: LayerCase, layer: nn.Module, options: dict[str
 
 
 def _room(case: LayerCase, outputs: Tensor) -> float:
-    """How far rounding may move outputs that are computed in another way."""
+    """Allowed difference, due to rounding, of outputs that are computed in another way."""
     return 64 * torch.finfo(case.dtype).eps * case.in_channels**0.5 * (1 + float(outputs.abs().max()))
 
 
@@ -360,16 +360,16 @@ def _inputs(case: LayerCase) -> Tensor:
 
 @dataclass(frozen=True)
 class Check:
-    """One promise.
+    """One check of the contract.
 
     Attributes:
-        run: function (method, case, layer, options), the layer being what the method made of the case.
-        least: the number of layers of each kind in `method.layers` that it has to run on.
-        weights: those of the layers; None: any.
-        dtypes: those of the layers.
-        all_traits: whether it runs on layers of every trait, and not on one of each kind and form only.
-        with_options: whether it runs with each of `method.options`, too.
-        moving_states: whether it also is for methods that say `train_equals_eval=False`.
+        run: function (method, case, layer, options); `layer` is the result of applying the method to the case.
+        least: minimum number of layers of each kind in `method.layers` that it must run on.
+        weights: kinds of weights of the layers; None for all.
+        dtypes: dtypes of the layers.
+        all_traits: whether it runs on layers with every trait, instead of one of each kind and form.
+        with_options: whether it also runs with each of `method.options`.
+        moving_states: whether it applies to methods with `train_equals_eval=False`.
     """
 
     run: Callable[[Method, LayerCase, nn.Module, dict[str, Any]], None]
@@ -386,7 +386,7 @@ CHECKS: dict[str, Check] = {
     NORM: Check(norm_within_claim, 8, None, ALL_TYPES),
     "norm after training": Check(norm_after_training, weights=("gaussian",)),
     "gradients finite": Check(gradients_finite),
-    # Power iteration moves a state besides the weight: the function changes from call to call.
+    # Power iteration changes its own state: the function changes from call to call.
     "gradients right": Check(gradients_right, weights=("gaussian",), dtypes=(torch.float64,), moving_states=False),
     "bakes": Check(bakes, weights=None),
     "copies and loads": Check(copies_and_loads),
@@ -396,18 +396,19 @@ CHECKS: dict[str, Check] = {
 }
 
 
-# A layer that was accepted, and what became of it.
+# An accepted layer and its form.
 _Accepted = tuple[LayerCase, tuple[str, ...]]
 
 
 @dataclass
 class Coverage:
-    """What the contract was run on.
+    """The layers that the contract was run on.
 
     Attributes:
         layers: for each check, the number of layers of each kind.
-        forms: for each check, what became of layers of each kind: (kind, class of the module, of its parametrizations).
-        traits: for each kind, the number of accepted layers that have each trait of `LayerCase.traits`.
+        forms: for each check, the number of layers of each form: (kind, class of the module, classes of its
+            parametrizations).
+        traits: for each kind, the number of accepted layers with each trait of `LayerCase.traits`.
     """
 
     layers: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -415,7 +416,7 @@ class Coverage:
     traits: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def count(self, check: str, case: LayerCase, layer: nn.Module) -> None:
-        """Note that a check was run on a layer."""
+        """Record that a check was run on a layer."""
         self.layers[check][case.kind] += 1
         self.forms[check][case.kind, *_form(layer)] += 1
 
@@ -436,15 +437,15 @@ def check_contract(
         checks: names from CHECKS.
         options: options of the method; by default its defaults on the whole covering, and then each of
             `method.options` on fewer layers.
-        strength: every combination of this many settings of a layer that the method accepts is met in at least one
-            layer; None takes all layers of the grid, some ten thousand.
-        seed: of the order, the types, the sizes and the weights.
+        strength: every combination of this number of settings that the method accepts occurs in at least one layer;
+            None for all layers of the grid, about ten thousand.
+        seed: seed of the order, dtypes, sizes and weights.
 
     Returns:
-        On how many layers of each kind each check was run.
+        The number of layers of each kind that each check was run on.
 
     Raises:
-        ContractViolation: what was promised, what was seen, and the layer; or that too few layers were accepted.
+        ContractViolation: if a check fails, or if too few layers were accepted.
 
     Examples:
         >>> from onelip.methods.registry import METHODS
@@ -497,10 +498,10 @@ def _run(name: str, method: Method, cases: list[_Accepted], options: dict[str, A
         dtype = case.dtype if case.dtype in check.dtypes else check.dtypes[i % len(check.dtypes)]
         case = replace(case, weights=weights[i % len(weights)], dtype=dtype)
         layer = _apply(method, case, options)
-        if layer is None and not is_default:  # options may be for some layers only
+        if layer is None and not is_default:  # options may apply to some layers only
             continue
         assert layer is not None
-        # Where training and evaluation differ, evaluation is what is sound.
+        # If training and evaluation differ, only evaluation is sound.
         check.run(method, case, layer.train(method.train_equals_eval), options)
         coverage.count(name, case, layer)
 
@@ -521,6 +522,6 @@ def _check_floor(name: str, method: Method, kind: str, count: int) -> None:
     if count < CHECKS[name].least:
         raise ContractViolation(
             f"expected: {name!r} to run on at least {CHECKS[name].least} layers of kind {kind}, which {method.name!r} "
-            f"names in Method.layers; got: {count}, all others of the grid are refused; take the kind out of "
-            "Method.layers, or refuse less"
+            f"lists in Method.layers; got: {count}, because all others of the grid are rejected; remove the kind from "
+            "Method.layers, or accept more settings"
         )

@@ -1,11 +1,11 @@
-"""Layers to test methods on: a grid of all settings of each kind, and weights that have broken other libraries.
+"""Layers to test methods on: a grid of all settings of each kind, and weights that are difficult cases.
 
 Note [Covering]
     All combinations of settings of one kind are thousands of layers. Most faults need two settings together, and those
-    of phases need kernel size, stride and dilation on one axis. So a covering takes, of a list of layers, each one that
-    adds a pair of settings, or in one dimension a triple (kernel size, stride, dilation), that no layer taken before
-    has; of layers without overlap, which are matrices, each that adds a setting. Layers that a method refuses cover
-    nothing: in the end every pair that the method accepts in some layer of the list is in a layer that was taken.
+    of phases need kernel size, stride and dilation on one axis. So a covering selects from a list of layers each one
+    that adds a new pair of settings, or in one dimension a new triple (kernel size, stride, dilation). Of layers
+    without overlap, which are matrices, it selects each one that adds a new setting. Rejected layers cover nothing: in
+    the end, every pair that the method accepts in some layer of the list occurs in a selected layer.
 """
 
 import itertools
@@ -41,13 +41,13 @@ ALL_TYPES = (*FULL_TYPES, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One layer with its weights and an input shape; `build` makes it anew each time.
+    """One layer with its weights and an input shape; `build` creates a new copy each time.
 
     Attributes:
         kind: name of a class of torch.nn.
         size: spatial size of the input.
-        weights: one of WEIGHTS.
-        promises_size: whether a method that takes `input_size`, but does not need it, is given the size.
+        weights: one of `WEIGHTS`.
+        promises_size: whether `input_size` is passed to methods that accept it but do not require it.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class LayerCase:
         return self.kind.startswith("ConvT")
 
     def build(self) -> nn.Module:
-        """The plain torch layer with the weights of this case."""
+        """Return the plain torch layer with the weights of this case."""
         settings: dict[str, Any] = {"bias": self.bias, "dtype": self.dtype}
         if self.kind == "Linear":
             layer: nn.Module = nn.Linear(self.in_channels, self.out_channels, **settings)
@@ -101,7 +101,7 @@ class LayerCase:
 
     @cached_property
     def pads(self) -> tuple[tuple[int, int], ...]:
-        """(left, right) for each axis."""
+        """Padding (left, right) of each axis."""
         if self.padding == "same":
             return tuple((reach // 2, reach - reach // 2) for reach in self._reaches)
         if isinstance(self.padding, str):
@@ -113,7 +113,7 @@ class LayerCase:
         return [d * (k - 1) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
 
     def has_output(self) -> bool:
-        """Whether torch accepts these settings together and the output is not empty."""
+        """Whether torch accepts this combination of settings and the output is not empty."""
         if self.padding == "same" and any(s > 1 for s in self.stride):
             return False
         most = {"circular": 0, "reflect": 1}.get(self.padding_mode)  # by how much padding must be smaller than images
@@ -125,7 +125,7 @@ class LayerCase:
         return all((n - 1) * s - sum(p) + r + extra >= 0 for n, s, p, r, extra in axes)
 
     def levels(self) -> dict[str, Hashable]:
-        """The settings that a covering combines."""
+        """Return the settings that a covering combines."""
         if self.kind == "Linear":
             return {"channels": (self.in_channels, self.out_channels, self.dtype)}
         return {
@@ -140,16 +140,16 @@ class LayerCase:
 
     @property
     def overlaps(self) -> bool:
-        """Whether an output reads an input that another one reads, too: without that a convolution is a matrix."""
+        """Whether two outputs read the same input; without overlap a convolution is a matrix."""
         axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)
         return any(k > s // math.gcd(s, d) for k, s, d in axes)
 
     def lone_levels(self) -> dict[str, Hashable]:
-        """The settings that a covering has to meet, but not in all combinations."""
+        """Return the settings that a covering must contain, but not in all combinations."""
         return {"size": self.size, "dtype": self.dtype, "bias": self.bias, "promises_size": self.promises_size}
 
     def _padding_level(self) -> str:
-        """Numbers by what they do to the size."""
+        """Class of the padding, by its effect on the size."""
         if isinstance(self.padding, str):
             return self.padding
         totals = [*map(sum, self.pads)]
@@ -160,7 +160,7 @@ class LayerCase:
         return "beyond the kernel" if any(t > 2 * r for t, r in zip(totals, self._reaches, strict=True)) else "other"
 
     def traits(self) -> frozenset[str]:
-        """What is special about the layer, in words."""
+        """Return the names of the special properties of the layer."""
         found: dict[str, bool] = {
             "overlapping": self.overlaps,
             "strided": any(s > 1 for s in self.stride),
@@ -181,15 +181,15 @@ class LayerCase:
 
 
 def make_weight(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int) -> Tensor:
-    """A weight of one of the kinds in WEIGHTS; scales follow the range of the type."""
+    """Return a weight of one of the kinds in `WEIGHTS`, scaled to the range of the dtype."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(shape, generator=generator, dtype=torch.float64)
     limits = torch.finfo(dtype)
-    if kind == "positive":  # no cancellation anywhere: the norm is as large as entries of this size allow
+    if kind == "positive":  # no cancellation: the norm is as large as possible for entries of this size
         weight = weight.abs()
     elif kind == "ones":
         weight.fill_(1)
-    elif kind == "one hot":  # whatever rescales it makes it 1: constants that are too small show
+    elif kind == "one hot":  # every rescaling makes it 1, so constants that are too small are detected
         place = int(torch.randint(max(1, weight.numel()), (1,), generator=generator))
         weight.zero_().view(-1)[place : place + 1] = 1
     elif kind == "rank one":
@@ -213,13 +213,13 @@ def make_weight(shape: tuple[int, ...], kind: str, dtype: torch.dtype, seed: int
         weight *= mask
     elif kind == "subnormal":
         weight *= limits.smallest_normal / 8
-    elif kind == "repeated":  # all columns alike: the furthest from orthogonal
+    elif kind == "repeated":  # all columns equal: the furthest from orthogonal
         weight = weight[:, :1].expand(shape).clone()
     return weight.clamp(limits.min / 2, limits.max / 2).to(dtype)
 
 
 class _Values(NamedTuple):
-    """What the grid of one number of dimensions combines; channels as (groups, inputs, outputs)."""
+    """Values that the grid combines for one number of dimensions; channels as (groups, inputs, outputs)."""
 
     kernel_size: tuple[tuple[int, ...], ...]
     stride: tuple[tuple[int, ...], ...]
@@ -251,13 +251,13 @@ _VALUES = {
         size=((2, 4, 3), (4, 2, 4)),
     ),
 }
-# Wide ones too: methods may compute those in another way or precision.
+# Some are wide: methods may compute those differently or in another precision.
 _FEATURES = ((1, 1), (3, 3), (6, 6), (2, 5), (5, 2), (4, 40), (40, 4), (70, 70), (150, 70))
 
 
 @lru_cache
 def grid(kind: str, *, dtypes: tuple[torch.dtype, ...] = FULL_TYPES, seed: int = 0) -> tuple[LayerCase, ...]:
-    """All layers of one kind that the contract knows, in random order; type, bias and size are drawn for each.
+    """Return all layers of one kind in the grid, in random order; dtype, bias and size are random.
 
     Examples:
         >>> cases = grid("ConvTranspose2d")
@@ -280,7 +280,7 @@ def _convolutions(kind: str, dtypes: tuple[torch.dtype, ...], draw: random.Rando
     values = _VALUES[int(kind[-2])]
     for kernel, stride, dilation, channels in itertools.product(*values[:4]):
         groups, inputs, outputs = channels
-        copies_pixels = channels == values.channels[0]  # few of those, since methods refuse them
+        copies_pixels = channels == values.channels[0]  # only a few, because methods reject them
         for mode, padding, extra in _paddings(kind, kernel, stride, dilation, copies_pixels):
             yield LayerCase(
                 kind,
@@ -327,12 +327,12 @@ def _paddings(
 
 @lru_cache
 def covering_masks(cases: tuple[LayerCase, ...], strength: int | None) -> tuple[int, ...]:
-    """For each layer a number whose bits are the combinations of settings that it has, Note [Covering].
+    """Return, for each layer, a number whose bits are its combinations of settings; see Note [Covering].
 
     Args:
         cases: layers of one kind.
-        strength: how many settings make a combination, besides (kernel size, stride, dilation); None: all of them, so
-            that no layer is left out.
+        strength: number of settings in a combination, besides (kernel size, stride, dilation); None for all settings,
+            so that every layer is selected.
     """
     if strength is None:
         return tuple(1 << i for i in range(len(cases)))

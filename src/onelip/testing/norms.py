@@ -1,4 +1,4 @@
-"""Norms by brute force: Jacobians, written out, and singular values in float64."""
+"""Norms by brute force: dense Jacobians and their singular values in float64."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,17 @@ from onelip.core.geometry import LINEAR_LAYERS
 
 @torch.no_grad()
 def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
-    """The matrix (outputs, inputs) of an affine layer with the weights it has stored, in float64.
+    """Return the matrix (outputs, inputs) of an affine layer with its stored weights, in float64.
 
-    Each column is the layer's response to one unit vector: products with 0 and 1 are exact, so the entries of the
-    matrix are the stored weights to the last bit.
+    Each column is the output for one unit vector. Products with 0 and 1 are exact, so the entries of the matrix are the
+    stored weights to the last bit.
 
     Args:
         layer: a linear or affine layer, plain or parametrized, of any floating-point type.
         input_shape: shape of one sample, without the batch axis.
+
+    Returns:
+        The Jacobian, float64.
 
     Examples:
         >>> exact_jacobian(nn.AvgPool1d(2), (1, 4))
@@ -27,7 +30,7 @@ def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
     """
     layer = bake(layer).double().eval()  # a copy
     for module in layer.modules():
-        if isinstance(bias := getattr(module, "bias", None), Tensor):  # shifts do not matter, and would round
+        if isinstance(bias := getattr(module, "bias", None), Tensor):  # offsets do not matter, and adding rounds
             if isinstance(module, LINEAR_LAYERS):
                 module.register_parameter("bias", None)
             else:
@@ -39,9 +42,17 @@ def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
 
 def jacobians_at(layer: nn.Module, points: Tensor) -> Tensor:
-    """The Jacobians (points, outputs, inputs) of a layer, linear or not, at points (points, *input_shape).
+    """Return the Jacobians (points, outputs, inputs) of a layer, linear or not, at several points.
 
-    One backward pass: sample i of a batch of copies of a point is asked for output i. The layer must not mix samples.
+    It takes one backward pass: in a batch of copies of a point, sample i yields the gradient of output i. The layer
+    must not mix samples.
+
+    Args:
+        layer: the layer.
+        points: inputs (points, *input_shape).
+
+    Returns:
+        One Jacobian per point, in the dtype of the points.
 
     Examples:
         >>> jacobians_at(nn.ReLU(), torch.tensor([[1.0, -1.0]]))
@@ -58,7 +69,14 @@ def jacobians_at(layer: nn.Module, points: Tensor) -> Tensor:
 
 
 def exact_norm(layer: nn.Module, input_shape: Sequence[int]) -> float:
-    """The largest singular value of `exact_jacobian`.
+    """Return the largest singular value of `exact_jacobian`.
+
+    Args:
+        layer: a linear or affine layer, plain or parametrized, of any floating-point type.
+        input_shape: shape of one sample, without the batch axis.
+
+    Returns:
+        The spectral norm, computed in float64.
 
     Examples:
         >>> exact_norm(nn.Identity(), (3,))
@@ -68,10 +86,18 @@ def exact_norm(layer: nn.Module, input_shape: Sequence[int]) -> float:
 
 
 def rounding_allowance(jacobian: Tensor, dtype: torch.dtype) -> float:
-    """How far rounding a weight to `dtype` can move the norm of its layer, and the arithmetic on the way to it with it.
+    r"""Return how much rounding a weight to `dtype`, and computing it, can change the norm of its layer.
 
-    Each entry W moves by at most u |W|, so the norm by at most u || |J| ||. The rescaling itself is wrong by some units
-    in the last place; ten of them are granted. For float64 this is about 1e-15.
+    Rounding changes each entry $W$ by at most $u |W|$, so it changes the norm by at most $u \lVert |J| \rVert$. The
+    rescaling itself has an error of a few units in the last place; ten are allowed. For float64 the result is about
+    1e-15.
+
+    Args:
+        jacobian: matrix of the layer.
+        dtype: dtype of the stored weight.
+
+    Returns:
+        The allowed difference of the norm.
     """
     unit = torch.finfo(dtype).eps / 2
     entrywise = float(torch.linalg.matrix_norm(jacobian.abs(), 2)) if jacobian.numel() else 0.0

@@ -4,7 +4,7 @@
     results = onelip.training.train(recipe, "runs/first")
     run = onelip.training.load_run("runs/first")
 
-Names are imported when they are first used: recipes need no torch.
+Names are imported on first use: recipes do not need torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""From a recipe to its network, and from a run directory to the network that it trained."""
+"""Build the network of a recipe, and load the network of a run directory."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +26,24 @@ PLAIN_FORMAT = "onelip plain weights 1"
 
 
 def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> nn.Module:
-    """The network of a recipe for images (channels, height, width), initialised from torch's random generator."""
+    """Build the network of a recipe, initialised from torch's random generator.
+
+    Args:
+        recipe: the recipe.
+        num_classes: number of classes.
+        shape: shape of an image (channels, height, width).
+
+    Returns:
+        The network in training mode, on the CPU.
+
+    Raises:
+        RecipeError: if the model or method is unknown, or an option is invalid.
+
+    Examples:
+        >>> model = build_model(Recipe(model="patchwise-tiny"), 10, (1, 8, 8))
+        >>> model(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
     methods = ["default", "none", *list_methods()]
     for kind, name, known in (("model", recipe.model, list_models()), ("method", recipe.method, methods)):
         if name not in known:
@@ -44,15 +61,15 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             method=recipe.method,
             **options,
         )
-    except ValueError as error:  # sizes, values of options or layers that the model or the method does not support
+    except ValueError as error:  # unsupported sizes, option values or layers
         raise RecipeError(str(error)) from error
-    except TypeError as error:  # an option that the model or the method does not have
+    except TypeError as error:  # unknown options
         what = _unknown_option(recipe) or f"options of {recipe.model} or its method are invalid: {error}"
         raise RecipeError(what) from error
 
 
 def _unknown_option(recipe: Recipe) -> str | None:
-    """A message about the first option that the model or its method does not have; None if that is not the error."""
+    """Message about the first unknown option of the model or its method; None if all are known."""
     of_model = [name for name in model_options(recipe.model) if name not in ("method", "method_options")]
     owners = [("model_options", recipe.model, of_model)]
     if (method := resolve_method(recipe)) is not None:
@@ -66,15 +83,15 @@ def _unknown_option(recipe: Recipe) -> str | None:
 
 
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
-    """Set the memory layout of the kernels that the recipe names; returns it, for the images."""
+    """Set the memory format of a model to that of the recipe; return it, for the images."""
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    # torch's annotations lack this documented use of `to`.
+    # This use of `to` is documented, but missing from torch's annotations.
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
     return layout
 
 
 def make_augmentation(recipe: Recipe) -> Augmentation | None:
-    """The augmentation of a recipe; None if there is none."""
+    """Return the augmentation of a recipe; None if it has none."""
     if not recipe.augment:
         return None
     try:
@@ -98,9 +115,9 @@ class LoadedRun:
 
     Attributes:
         config: recipe and data of the run.
-        model: as in training.
-        plain: baked: this is evaluated, proved and exported.
-        is_finished: whether these are the final weights, or those of the last checkpoint.
+        model: the network as it was trained, with its parametrizations.
+        plain: the baked network, which is evaluated, proved and exported.
+        is_finished: True for the final weights, False for those of the last checkpoint.
     """
 
     config: RunConfig
@@ -110,7 +127,7 @@ class LoadedRun:
 
     @cached_property
     def constants(self) -> Constants:
-        """Lipschitz constants in real arithmetic, computed when they are first used."""
+        """Lipschitz constants in real arithmetic, computed on first use."""
         return find_constants(self.model, self.plain, self.config.recipe, self.config.shape, effort="high")
 
     @property
@@ -128,10 +145,22 @@ def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
 def load_run(path: str | Path) -> LoadedRun:
     """Load the network of a run directory, on the CPU: its final weights, or those of the last checkpoint.
 
-    The plain network of a finished run has the stored numbers bit for bit.
+    The plain network of a finished run has the stored weights bit for bit.
+
+    Args:
+        path: the run directory.
+
+    Returns:
+        The network as it was trained, the plain network, and the config.
 
     Raises:
-        RunError: if the path holds no run, or its files cannot be used.
+        RunError: if the path contains no run, or its files cannot be used.
+
+    Examples:
+        Prove and certify the network of a run (not executed here):
+
+            run = onelip.load_run("runs/first")
+            certified = onelip.certify(run.plain, images)
     """
     run = RunDirectory(path)
     config = read_config(run)
@@ -139,7 +168,7 @@ def load_run(path: str | Path) -> LoadedRun:
         model = build_model(config.recipe, len(config.class_names), config.shape)
     except RecipeError as error:
         raise RunError(f"{run.config}: {error}") from error
-    # The memory layout determines the order of sums: with the same one the results are the same, bit for bit.
+    # The memory format determines the order of sums: with the same one, results are the same bit for bit.
     set_layout(model, config.recipe)
     is_finished = run.plain.exists() and run.weights.exists()
     if is_finished:
@@ -149,7 +178,7 @@ def load_run(path: str | Path) -> LoadedRun:
     else:
         load_checkpoint(run.checkpoint, model)
         plain = bake(model)
-    set_layout(plain, config.recipe)  # also of layers that baking has created
+    set_layout(plain, config.recipe)  # baking may have created layers
     return LoadedRun(config, model.eval(), plain.eval(), is_finished)
 
 

@@ -1,9 +1,9 @@
 """Checkpoints: the state of a run between two steps, as one safetensors file with a JSON header; nothing is pickled.
 
-A checkpoint holds all that the next step depends on: parameters and buffers, the state of the optimizer, the states of
-the random generators, and the position of the run. The learning rate is a function of the step and needs no state. Of
-the data, it keeps the state of the generator at the *start* of the epoch; batches that are done are skipped on loading.
-After the last batch of an epoch the checkpoint is written before the evaluation, which a resumed run then repeats.
+A checkpoint contains everything that the next step depends on: parameters and buffers, the state of the optimizer, the
+states of the random generators, and the position of the run. The learning rate is a function of the step and needs no
+state. For the data, it stores the state of the generator at the *start* of the epoch; completed batches are skipped on
+loading. After the last batch of an epoch, the checkpoint is written before the evaluation, which a resumed run repeats.
 """
 
 import json
@@ -28,14 +28,14 @@ _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run is, between two steps.
+    """Position of a run between two steps.
 
     Attributes:
-        epoch: complete epochs, evaluated and logged.
-        batch: steps that are done in the current epoch; after the last of them the epoch is to be evaluated.
-        loss_sum: sum of the training losses of these steps, weighted by their images.
-        images: images in these steps.
-        seconds: time of these steps.
+        epoch: number of completed epochs, evaluated and logged.
+        batch: number of completed steps in the current epoch; after the last one, the evaluation follows.
+        loss_sum: sum of the training losses of these steps, weighted by their numbers of images.
+        images: number of images in these steps.
+        seconds: duration of these steps.
     """
 
     epoch: int = 0
@@ -53,15 +53,15 @@ def save_checkpoint(
     position: Position,
     fingerprint: str,
 ) -> None:
-    """Write a checkpoint whole, or raise an error and keep the file that is there (see `write_tensors`).
+    """Write a checkpoint atomically, or raise an error and keep the existing file (see `write_tensors`).
 
     Args:
         path: the file.
-        model: not wrapped for several processes.
-        optimizer: its state of each parameter may contain tensors and numbers.
+        model: the model, without a DistributedDataParallel wrapper.
+        optimizer: the optimizer; its state for each parameter may contain tensors and numbers.
         random_states: states of random generators, by name.
-        position: where the run is.
-        fingerprint: of the data.
+        position: position of the run.
+        fingerprint: fingerprint of the data.
     """
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"{_RANDOM}{name}": tensor for name, tensor in random_states.items()}
@@ -83,16 +83,20 @@ def load_checkpoint(
 ) -> tuple[Position, dict[str, Tensor]]:
     """Load a checkpoint into a model and an optimizer.
 
-    Everything is checked before anything is changed: the format, the data, every name, shape and type, finite values.
+    Everything is checked before anything is changed: the format, the data, all names, shapes and types, and that values
+    are finite.
 
     Args:
         path: the file.
-        model: of the same architecture, not wrapped for several processes.
-        optimizer: None to load only the model.
-        fingerprint: of the data that the run is to continue with; None to accept any.
+        model: a model of the same architecture, without a DistributedDataParallel wrapper.
+        optimizer: the optimizer; None to load only the model.
+        fingerprint: fingerprint of the data of the resumed run; None to accept any.
 
     Returns:
         The position, and the states of the random generators.
+
+    Raises:
+        CheckpointError: if the file is damaged, or belongs to another architecture or to other data.
     """
     header = read_header(path, FORMAT)
     position, numbers = _read_facts(path, header.facts)
@@ -104,7 +108,7 @@ def load_checkpoint(
     kept = numbers | {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
     of_optimizer = _optimizer_state(path, model, optimizer, kept) if optimizer is not None else None
     with torch.no_grad():
-        # Into the existing tensors, which have the memory layout that they had in the steps before.
+        # Copy into the existing tensors, which have the memory layout used before the checkpoint.
         for name, tensor in state.items():
             tensor.copy_(tensors[f"{_MODEL}{name}"])
     if optimizer is not None and of_optimizer is not None:
@@ -113,12 +117,12 @@ def load_checkpoint(
 
 
 def read_position(path: Path) -> Position:
-    """The position of a checkpoint."""
+    """Return the position of a checkpoint."""
     return _read_facts(path, read_header(path, FORMAT).facts)[0]
 
 
 def check_same_data(path: Path, kept: str, given: str) -> None:
-    """Raise an error unless the data have the fingerprint that the file keeps."""
+    """Raise a CheckpointError unless the data have the fingerprint stored in the file."""
     if kept != given:
         raise CheckpointError(
             f"{path}: these are not the data that the run started with (fingerprint {given[:12]}…, expected "
@@ -127,7 +131,7 @@ def check_same_data(path: Path, kept: str, given: str) -> None:
 
 
 def _names_by_index(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
-    """Names of parameters by the numbers that the optimizer's state dict uses."""
+    """Names of parameters by their indices in the state dict of the optimizer."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = zip(optimizer.param_groups, optimizer.state_dict()["param_groups"], strict=True)
     pairs = (pair for group, packed in groups for pair in zip(group["params"], packed["params"], strict=True))
@@ -146,7 +150,7 @@ def _optimizer_state(
         if name not in indices:
             raise CheckpointError(f"{path}: {full!r} belongs to no parameter; {_OTHER_ARCHITECTURE}")
         if isinstance(value, Tensor) and value.shape == parameters[name].shape:
-            # In the memory layout of the parameter, as it was in the steps before.
+            # Use the memory layout of the parameter, as before the checkpoint.
             value = torch.empty_like(parameters[name], dtype=value.dtype).copy_(value)
         state.setdefault(indices[name], {})[key] = value
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
@@ -167,14 +171,14 @@ def _read_facts(path: Path, facts: Mapping[str, str]) -> tuple[Position, dict[st
         raise CheckpointError(f"{path}: the header has no valid position; the file is damaged") from error
 
 
-# Files of tensors: safetensors, written whole, and read only if every name, shape and type is the expected one.
+# Tensor files: safetensors, written atomically, and read only if all names, shapes and types are as expected.
 
-_OTHER_ARCHITECTURE = "it is of another architecture; use the config.json that was written with it"
+_OTHER_ARCHITECTURE = "the file is for another architecture; use the config.json that was written with it"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a file before its tensors are read.
+    """The header of a tensor file, read before its tensors.
 
     Attributes:
         facts: metadata.
@@ -186,16 +190,16 @@ class Header:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: dict[str, str]) -> None:
-    """Write a file whole, or raise an error and keep the file that is there.
+    """Write a tensor file atomically, or raise an error and keep the existing file.
 
     Raises:
-        Diverged: if a number is not finite: such a state must not replace a good one.
+        Diverged: if a number is not finite, so that such a state never replaces a good one.
         CheckpointError: if the file cannot be written.
     """
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise Diverged(f"NaN or infinity in {name!r}")
-    # Shared memory and strides are not part of the format: each tensor is copied.
+    # The format has no shared memory and no strides, so each tensor is copied.
     own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
     try:
         write_whole(path, save(own, facts))
@@ -205,7 +209,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: dict[str, st
 
 
 def read_header(path: Path, format: str) -> Header:
-    """Names, shapes and metadata of a file of the given format."""
+    """Return names, shapes and metadata of a tensor file.
+
+    Raises:
+        CheckpointError: if the file is missing, damaged, or of another format.
+    """
     try:
         with safe_open(path, "pt") as file:
             facts = file.metadata() or {}
@@ -227,7 +235,17 @@ def read_header(path: Path, format: str) -> Header:
 def read_tensors(
     path: Path, header: Header, like: Mapping[str, Tensor], also: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """The tensors of a file, which must be exactly those of `like`, besides names that start with one of `also`."""
+    """Return the tensors of a file.
+
+    Args:
+        path: the file.
+        header: its header.
+        like: tensors with the expected names, shapes and types.
+        also: prefixes of the names of further tensors.
+
+    Raises:
+        CheckpointError: if a tensor is missing, unexpected, of another shape or type, or not finite.
+    """
     got = {name for name in header.tensors if not name.startswith(also)}
     if missing := sorted(like.keys() - got):
         raise CheckpointError(

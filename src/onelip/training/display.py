@@ -1,4 +1,4 @@
-"""Progress of a run on the console: a bar in a terminal, lines elsewhere, and the table of results."""
+"""Console output of a run: a progress bar in a terminal, lines elsewhere, and the table of results."""
 
 import time
 from typing import Any
@@ -8,12 +8,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-# Without a terminal a line at this interval shows that the run is alive.
+# Interval of progress lines when the output is not a terminal.
 _SECONDS_BETWEEN_LINES = 30.0
 
 
 class Display:
-    """Shows steps, epochs and results on a console; `Display(None)` shows nothing."""
+    """Shows steps, epochs and results on a console.
+
+    Args:
+        console: a console of rich; None to show nothing.
+
+    Examples:
+        >>> Display(Console()).print("training on 1442 images")
+        training on 1442 images
+    """
 
     def __init__(self, console: Console | None) -> None:
         self.console = console
@@ -23,7 +31,7 @@ class Display:
         self._last_line = 0.0
 
     def start(self, epochs: int, steps: int, done: int) -> None:
-        """The run starts, or resumes after `done` steps."""
+        """Show that the run starts, or resumes after `done` steps."""
         self.epochs, self.steps, self.first = epochs, steps, done
         self._start = self._last_line = time.monotonic()
         self._pauses, self._images = 0.0, 0
@@ -34,7 +42,14 @@ class Display:
             self.progress.start()
 
     def step(self, epoch: int, step: int, images: int, loss: float) -> None:
-        """Step number `step` of the run, in epoch number `epoch`, is done; it had this many images."""
+        """Show that step number `step` of the run, in epoch number `epoch`, is done.
+
+        Args:
+            epoch: number of the epoch.
+            step: number of the step, counted over the whole run.
+            images: number of images in the step.
+            loss: training loss.
+        """
         if self.console is None:
             return
         seconds = max(time.monotonic() - self._start - self._pauses, 1e-9)
@@ -49,7 +64,7 @@ class Display:
             self.console.print(f"step {step}/{self.steps}: {rates}", highlight=False, soft_wrap=True)
 
     def pause(self, seconds: float) -> None:
-        """Seconds that were not spent on steps; they do not count for images per second."""
+        """Exclude seconds that were not spent on steps from the number of images per second."""
         self._pauses += seconds
 
     def print(self, text: str) -> None:
@@ -58,7 +73,7 @@ class Display:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done and evaluated; `line` is its entry in the log."""
+        """Print the results of an epoch; `line` is its entry in the log."""
         width = len(str(self.epochs))
         shares = [f"{radius}: {_percent(value)}" for radius, value in line["cra"].items()]
         self.print(
@@ -80,12 +95,17 @@ def simple_table(title: str, style: str = "") -> Table:
 
 
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
-    """The table of an evaluation, in the form of `Evaluation.to_json`."""
+    """Return the table of an evaluation.
+
+    Args:
+        results: the evaluation, as returned by `Evaluation.to_json`.
+        per_class: whether to add a row for each class.
+    """
     title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
     table = simple_table(title)
     table.add_column("class" if per_class else "")
     for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # words are not cut
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # do not break words
     for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]:
         shares = [row["accuracy"], *row["cra"].values()]
         numbers = map(_number, (row["mean_margin"], row["median_margin"]))

@@ -1,4 +1,4 @@
-"""One process or several: device and threads of this one, communication with the others, requests to stop.
+"""Device, threads and communication of one or several training processes, and stop requests.
 
 torchrun sets environment variables that identify each process; without them there is one process.
 """
@@ -29,7 +29,13 @@ _TORCHRUN_SECONDS = 5.0  # a second SIGINT within this time under torchrun is th
 
 @dataclass(frozen=True)
 class Process:
-    """This process among `count`."""
+    """This process of a distributed run.
+
+    Attributes:
+        device: device of this process.
+        rank: rank of this process.
+        count: number of processes.
+    """
 
     device: torch.device
     rank: int = 0
@@ -41,7 +47,7 @@ class Process:
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """The value of the first process, in all processes."""
+        """Return the value of the first process in all processes."""
         if self.count == 1:
             return value
         box = [value]
@@ -49,10 +55,10 @@ class Process:
         return box[0]
 
     def run_on_all(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run something that can fail in one process alone, such as writing a file; if it fails in one, all fail.
+        """Call `work` in all processes; if it fails in one, it fails in all.
 
-        If only one process raised an error, the others would lose the connection in the middle of a step, and their
-        tracebacks would hide the reason.
+        If only one process raised an error (when writing a file, for example), the others would lose the connection in
+        the middle of a step, and their tracebacks would hide the reason.
 
         Raises:
             OtherProcessFailed: in all processes but the first one that failed, which raises its own error.
@@ -75,7 +81,7 @@ class Process:
         raise OtherProcessFailed(f"process {first} failed: {failed[first]}") from failure
 
     def max_over_ranks(self, *values: int) -> list[int]:
-        """The maximum of each value over all processes: if one has to stop or to save, all do."""
+        """Return the maximum of each value over all processes."""
         if self.count == 1:
             return list(values)
         box = torch.tensor(values, device=self.device)
@@ -83,7 +89,7 @@ class Process:
         return box.tolist()
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes, in place."""
+        """Sum a tensor over all processes in place, and return it."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -91,22 +97,26 @@ class Process:
 
 @contextmanager
 def processes(device: str) -> Iterator[Process]:
-    """Connect to the other processes, if there are any, within the context."""
+    """Connect to the other processes, if any, within the context; yields the `Process`.
+
+    Args:
+        device: name of the device, or "auto".
+    """
     count, rank = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0")))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = find_device(device, local_rank if count > 1 else None)
     if count == 1:
         yield Process(chosen)
         return
-    # A timeout of hours, since the others wait while the first one evaluates.
+    # The timeout is long because the other processes wait while the first one evaluates.
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=4))
-    # The C++ part of DistributedDataParallel holds a reference to the group. If it were the last one, it would wait for
-    # the group's threads while holding the GIL, which they may wait for: the process would never end. So every network
-    # is released before the group: those in the frames of an exception, and those in reference cycles.
+    # The C++ part of DistributedDataParallel holds a reference to the group. If that reference were the last one, its
+    # destructor would wait for the group's threads while it holds the GIL, which they may need: a deadlock. So all
+    # networks are released before the group, including those in frames of an exception and in reference cycles.
     try:
         with warnings.catch_warnings():
-            # Caused by kernels of one tap, whose axes of length one can have any stride.
+            # The warning is caused by kernels of one tap, whose axes of length one can have any stride.
             warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
             yield Process(chosen, rank, count)
     except BaseException as error:
@@ -122,14 +132,14 @@ def processes(device: str) -> Iterator[Process]:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether an error only means that another process has ended; gloo has no exception type for it."""
+    """Whether an error means only that another process has ended; gloo has no exception type for it."""
     if not isinstance(error, RuntimeError) or os.environ.get("ONELIP_TRACEBACK"):
         return False
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "gloo/transport" in str(error))
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Release the local variables in the frames of an error, of its causes and of its contexts."""
+    """Release the local variables in the frames of an error, its causes and its contexts."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()  # chains can be circular
     while waiting:
@@ -142,7 +152,7 @@ def _clear_frames(error: BaseException) -> None:
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Compute with this number of threads within the context; 0 changes nothing."""
+    """Use this number of threads within the context; 0 keeps the current setting."""
     before = torch.get_num_threads()
     if count:  # even setting the current number changes how torch's libraries use them: see fourier/matrix_functions.py
         torch.set_num_threads(count)
@@ -154,7 +164,14 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def find_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device that a recipe names; "auto" is a GPU if there is one.
+    """Return the device with this name; "auto" is a GPU if there is one.
+
+    Args:
+        name: name of the device.
+        local_rank: index of the GPU for this process; None for a single process.
+
+    Raises:
+        RecipeError: if the device is unknown or not available.
 
     Examples:
         >>> find_device("cpu")
@@ -203,11 +220,17 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a stop request within the context; the handlers before it are restored.
+    """Turn SIGINT and SIGTERM into a stop request within the context; previous handlers are restored at the end.
 
-    A second Ctrl-C raises KeyboardInterrupt. A second SIGTERM does not. Neither does a second SIGINT within seconds
-    under torchrun, which forwards the SIGINT that a process may also get from the terminal: that is one request, and
-    the run should be saved.
+    A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM does not. Under torchrun, a second SIGINT within a few
+    seconds does not either: torchrun forwards the SIGINT that a process may also receive from the terminal, so both are
+    one request, and the run is saved.
+
+    Examples:
+        >>> with stop_on_signals() as stop:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     stop.signal_number == signal.SIGTERM
+        True
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
@@ -230,5 +253,5 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _is_forwarded(request: StopRequest) -> bool:
-    """Whether a second signal may be the first one again, forwarded by torchrun."""
+    """Whether a second signal may be the first one, forwarded by torchrun."""
     return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - request.requested_at < _TORCHRUN_SECONDS

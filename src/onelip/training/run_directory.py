@@ -1,11 +1,11 @@
 """The directory of a run, its config and its log.
 
-config.json             the recipe, and what the data were
+config.json             the recipe, and the name and fingerprint of the data
 environment.json        machine, versions and command of each session
 log.jsonl               one line per epoch
-checkpoint.safetensors  everything that is needed to resume
-weights.safetensors     final parameters, as in training (P)
-plain.safetensors       the final network, baked: this is evaluated, proved and exported (W)
+checkpoint.safetensors  everything needed to resume
+weights.safetensors     final parameters of training (P)
+plain.safetensors       the final network, baked (W), which is evaluated, proved and exported
 results.json            final results
 """
 
@@ -31,7 +31,15 @@ CONFIG_VERSION = 1
 
 
 class RunDirectory:
-    """Paths of the files of a run; the module's docstring lists them."""
+    """Paths of the files of a run, as listed in the docstring of this module.
+
+    Args:
+        path: the directory.
+
+    Examples:
+        >>> RunDirectory("runs/first").resume_command
+        'onelip train --resume runs/first'
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,11 +64,11 @@ class RunConfig:
     """The content of config.json, from which the network can be built without the data.
 
     Attributes:
-        recipe: of the run.
+        recipe: recipe of the run.
         data_name: name of the data.
-        fingerprint: of the data.
-        class_names: in the order of the labels.
-        shape: of an image (channels, height, width).
+        fingerprint: fingerprint of the data.
+        class_names: names of the classes, in the order of the labels.
+        shape: shape of an image (channels, height, width).
     """
 
     recipe: Recipe
@@ -70,7 +78,7 @@ class RunConfig:
     shape: tuple[int, int, int]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """Return the content of config.json."""
         return {
             "version": CONFIG_VERSION,
             "onelip": __version__,
@@ -85,10 +93,21 @@ class RunConfig:
 
 
 def read_config(run: RunDirectory) -> RunConfig:
-    """Read and check the config of a run."""
+    """Read and check the config of a run.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        The config.
+
+    Raises:
+        NoRun: if the directory contains no run.
+        RunError: if the config is damaged or of another version.
+    """
     if not run.config.is_file():
         what = "the directory has no config.json" if run.path.is_dir() else "there is no such directory"
-        raise NoRun(f"{run.path} is not a run: {what}; start one with onelip train --out {shlex.quote(str(run.path))}")
+        raise NoRun(f"{run.path} is not a run: {what}; start one: onelip train --out {shlex.quote(str(run.path))}")
     content = read_json(run.config)
     version = content.get("version") if isinstance(content, dict) else None
     if version != CONFIG_VERSION:
@@ -115,9 +134,19 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 @contextmanager
 def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
-    """Create the directory of a new run or open that of an old one, and lock it against other processes.
+    """Create the directory of a new run or open an existing one, and lock it against other processes.
 
-    A command that fails before it has written anything leaves no directory behind.
+    If the block fails before anything is written, a new directory is removed again.
+
+    Args:
+        run: the directory.
+        recipe: the recipe; a resumed run must have the same one, except for options that may change.
+        resume: whether to open an existing run.
+
+    Raises:
+        PathTaken: if a new run would overwrite a run or a file.
+        NoRun: if there is no run to resume.
+        RunError: if another process uses the run.
     """
     if resume:
         recipe.check_resumes(read_config(run).recipe)
@@ -147,7 +176,7 @@ def _remove_empty(directory: Path, made: list[Path]) -> None:
 
 
 def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
-    """Add this session to environment.json; returns the facts of the previous session that have changed, if any."""
+    """Add this session to environment.json; return the previous values of the `facts` that have changed."""
     sessions = read_json(run.environment) if run.environment.exists() else []
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -163,36 +192,46 @@ def record_session(run: RunDirectory, **facts: Any) -> dict[str, Any]:
 
 
 def read_log(run: RunDirectory) -> list[dict[str, Any]]:
-    """The complete lines of the log; a last line that was cut short by a kill is dropped."""
+    """Read the log of a run. An incomplete last line, left by a kill, is dropped.
+
+    Args:
+        run: the run directory.
+
+    Returns:
+        One dictionary per epoch; an empty list if there is no log.
+
+    Raises:
+        RunError: if the log is damaged.
+    """
     if not run.log.exists():
         return []
     lines = run.log.read_bytes().split(b"\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
-        raise RunError(f"{run.log}: expected a JSON object in each line; the file is damaged") from error
+        raise RunError(f"{run.log}: the file is damaged: expected a JSON object in each line") from error
 
 
 def trim_log(run: RunDirectory, epochs: int) -> None:
-    """Drop the lines after this number of epochs: these epochs will be repeated."""
+    """Drop the lines after this number of epochs, which will be repeated."""
     kept = [line for line in read_log(run) if line["epoch"] <= epochs]
     write_whole(run.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
 class RunLog:
-    """Appends lines to log.jsonl, each flushed at once, and passes their numbers on to TensorBoard if asked to.
+    """Appends lines to log.jsonl, flushes each, and optionally writes their numbers to TensorBoard.
 
     Args:
-        run: whose log.
-        epoch: complete epochs; what TensorBoard has of later ones is replaced.
-        tensorboard: whether to log for TensorBoard, too.
+        run: the run.
+        epoch: number of completed epochs; TensorBoard data of later epochs is replaced.
+        tensorboard: whether to write to TensorBoard as well.
     """
 
     def __init__(self, run: RunDirectory, *, epoch: int, tensorboard: bool) -> None:
         self.path = run.log
         self.writer: Any = None
         if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # an extra
+            from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
             self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=epoch + 1)
 
@@ -209,13 +248,13 @@ class RunLog:
             self.writer.flush()
 
     def close(self) -> None:
-        """Let TensorBoard write what it has."""
+        """Close the TensorBoard writer, if any."""
         if self.writer is not None:
             self.writer.close()
 
 
 def check_tensorboard() -> None:
-    """Raise an error if the package tensorboard is missing."""
+    """Raise a RunError if the package tensorboard is missing."""
     if find_spec("tensorboard") is None:
         raise RunError("--tensorboard needs the package tensorboard: pip install 'onelip[tensorboard]'")
 

@@ -319,7 +319,7 @@ class Trainer:
         """Evaluate the current epoch and add its line to the log."""
         if self.log is None:
             return None
-        plain = bake(self.model, forms=False)  # the faster form
+        plain = bake(self.model, expand=False)  # the faster form
         found = self.evaluate(plain, self.used, self.constants(plain))
         at, steps = self.position, (self.position.epoch + 1) * len(self.loader)
         line = {
