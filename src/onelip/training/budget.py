@@ -103,7 +103,7 @@ def _seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) -
     used = validation_split(data, recipe.validation) if recipe.validation else data
     model = _trial_model(recipe, data, process)
     start = time.monotonic()
-    plain = bake(model, forms=False)
+    plain = bake(model, expand=False)
     constants = find_constants(model, plain, recipe, data.shape)
     baked = time.monotonic()
     evaluate(plain, used.test_images[:2000], used.test_labels[:2000], constants)
