@@ -97,7 +97,7 @@ class Chain:
         self._linear("conv", layer, (channels, *self.size), True)
 
     def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
-        """Add a convolution with kernel size and stride `factor`, with zeros added where it does not divide the size."""
+        """Add a convolution with kernel size and stride `factor`, zero-padded if the size is not a multiple of it."""
         # As many zeros on both sides as half of the missing pixels, rounded up: all pixels are in one window each.
         padding = tuple(-(-((-n) % factor) // 2) for n in self.size)
         settings = {"padding": padding} if any(padding) else {}
