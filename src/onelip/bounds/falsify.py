@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.bake import bake
-from onelip.core.errors import UnsoundBound
+from onelip.core.errors import UnsoundBound, UnsupportedLayer
 from onelip.core.lipschitz_module import is_changed
 
 UNIT = 2.0**-36
@@ -357,6 +357,10 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
         layer(start)
     except ValueError:  # the guard of a layer that is made for images of another size
         return
+    except RuntimeError as error:
+        if input_size is None:
+            raise
+        raise UnsupportedLayer(f"the layer does not run on inputs of size {tuple(shape[1:])}: {error}") from error
     step = Claim(type(module).__name__, (0,), layer, constant, constant)
     falsify(Claims([Claim("the input", (), nn.Identity(), 1.0), step]), start, steps=4)
 
@@ -365,4 +369,6 @@ def _size(layer: Any, taps: Sequence[int], size: int | Sequence[int] | None) -> 
     if size is not None:
         return (size,) * len(taps) if isinstance(size, int) else tuple(size)
     extents = [3 * (d * (k - 1) + 1) for k, d in zip(taps, layer.dilation, strict=True)]
+    if layer.transposed:  # its padding crops the output
+        extents = [n + 2 * p for n, p in zip(extents, layer.padding, strict=True)]
     return tuple(-(-n // s) * s for n, s in zip(extents, layer.stride, strict=True))
