@@ -21,9 +21,10 @@ from onelip.bounds.falsify import Claims, example_points, falsify
 from onelip.certification.summary import title_of
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.state import unchanged
+from onelip.graph.calls import Call, Graph
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
 from onelip.graph.step import StepBound
-from onelip.graph.trace import Graph, Node, check_model, trace
+from onelip.graph.trace import check_model, trace
 from onelip.graph.walk import walk
 from onelip.nn.normalize import Normalize
 
@@ -158,20 +159,20 @@ def audited(
     with torch.autocast(example_input.device.type, enabled=False), _traced_errors(), unchanged(whole):
         say("tracing the graph")
         graph = trace(whole, example_input)
-        bounds = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
+        bounds = walk(graph, effort=effort, progress=lambda call: say(f"proving {call.place or '(model)'}"))
         upper = bounds[graph.output].constant
         claims = claims_of(graph, bounds)
         say("searching for the steepest slope" if lower else "trying to refute the bound")
         points = example_points(example_input, 8 if lower else 4, seed)
         found, measured = _measure(graph, claims, points, lower, seed, findings)
         if upper is not None:
-            reference = Reference(claims, [node.dtype for node in graph.nodes])
+            reference = Reference(claims, [call.dtype for call in graph.calls])
             check_model_itself(whole, reference, points[:4], example_input)
     has_prefix = normalize is not None
     rows = tuple(
-        _row(node, bound, measured.get(node.index), has_prefix)
-        for node, bound in zip(graph.nodes, bounds, strict=True)
-        if node.op != "input" and (node.op != "getitem" or bound.is_refused)
+        _row(call, bound, measured.get(call.index), has_prefix)
+        for call, bound in zip(graph.calls, bounds, strict=True)
+        if call.op != "input" and (call.op != "getitem" or bound.is_refused)
     )
     unproved = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
     if rounded is not None:
@@ -181,9 +182,9 @@ def audited(
     return Audit(rows, upper, found, unproved, findings, tuple(graph.input_shape[1:])), claims
 
 
-def _row(node: Node, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
-    layer = title_of(node.module) if node.module is not None else _short(node.op)
-    place = _own_place(node.place, has_prefix)
+def _row(call: Call, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
+    layer = title_of(call.module) if call.module is not None else _short(call.op)
+    place = _own_place(call.place, has_prefix)
     return AuditRow(place, layer, bound.factor, measured, bound.constant, bound.why, bound.is_refused)
 
 
@@ -216,10 +217,10 @@ def _measure(
 ) -> tuple[float | None, dict[int, float]]:
     """The largest ratios found: of the network, and of its linear steps; a short search has none to show."""
     first: dict[Any, int] = {}  # a layer used twice is measured once
-    for node in graph.nodes:
-        if is_long and is_linear(node):
-            shape = graph.nodes[node.inputs[0]].shape
-            first.setdefault((id(node.module), shape) if node.module is not None else node.index, node.index)
+    for call in graph.calls:
+        if is_long and is_linear(call):
+            shape = graph.calls[call.inputs[0]].shape
+            first.setdefault((id(call.module), shape) if call.module is not None else call.index, call.index)
     try:
         if not is_long:
             falsify(claims, points[:2], seed=seed)
@@ -231,11 +232,11 @@ def _measure(
         findings.append(f"the network could not be measured: {str(error).splitlines()[0]}")
         return None, {}
     measured: dict[int, float] = {}
-    for node in graph.nodes:
-        if is_linear(node):
-            shape = graph.nodes[node.inputs[0]].shape
-            key = (id(node.module), shape) if node.module is not None else node.index
-            measured[node.index] = found.steps[first[key]]
+    for call in graph.calls:
+        if is_linear(call):
+            shape = graph.calls[call.inputs[0]].shape
+            key = (id(call.module), shape) if call.module is not None else call.index
+            measured[call.index] = found.steps[first[key]]
     return found.network, measured
 
 
@@ -285,8 +286,8 @@ def _findings_after(
     has_prefix: bool,
 ) -> list[str]:
     remarks = dict.fromkeys(
-        f"{_own_place(node.place, has_prefix) or '(model)'}: {bound.remark}"
-        for node, bound in zip(graph.nodes, bounds, strict=True)
+        f"{_own_place(call.place, has_prefix) or '(model)'}: {bound.remark}"
+        for call, bound in zip(graph.calls, bounds, strict=True)
         if bound.remark
     )
     above = [row for row in rows if row.lower is not None and row.lower > 1 + 1e-6]
