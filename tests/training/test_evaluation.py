@@ -14,7 +14,7 @@ from onelip.testing import exact_norm
 from onelip.training import Constants, evaluate, find_constants, load_run, train
 from onelip.training.build import build_model
 from onelip.training.evaluation import BY_CONSTRUCTION, BY_PAIRS, BY_WEIGHTS
-from onelip.training.recipe import with_method
+from onelip.training.objective import with_method
 
 SHAPE = (1, 8, 8)
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from onelip._version import __version__
@@ -169,9 +171,6 @@ def file_hash(path: Path) -> str:
 
 def check_weights(program: Program, path: Path) -> None:
     """The file must hold, bit for bit, the numbers of the program, under the names of its nodes."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
