@@ -1,9 +1,9 @@
-"""What is proved of a network, step by step, what is measured, and by name what is unproved.
+"""Audit a network: the proved constant of each step, measured lower bounds, and the steps without a proof.
 
     measured lower bound <= the Lipschitz constant (L2, one sample, eval mode, real arithmetic) <= proved upper bound
 
-The upper bound comes from the graph (`trace`), the rules (`walk`) and the stored weights; no estimate enters it. Where
-one step has no rule there is no upper bound: nothing is assumed.
+The upper bound is computed from the graph (`trace`), the rules (`walk`) and the stored weights, without estimates. If
+a step has no rule, there is no upper bound.
 """
 
 from collections import OrderedDict
@@ -33,16 +33,16 @@ Effort = Literal["quick", "normal", "high"]
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One step.
+    """One step of a network: a layer or an operation.
 
     Attributes:
-        place: the module in which it happens; "" is the model itself.
-        layer: what it is.
-        upper: proved bound of the step by itself; None where it has several operands, or is unproved.
-        lower: measured; None where nothing was measured.
-        constant: proved bound from the model's input up to here, or None.
-        why: in a few words.
-        is_refused: whether no bound is known of the step itself.
+        place: name of the module that runs it; "" for the model itself.
+        layer: name of the layer or operation.
+        upper: proved bound of the step by itself; None if it has several operands, or is unproved.
+        lower: measured lower bound of the step; None if it was not measured.
+        constant: proved bound from the input of the model up to here, or None.
+        why: short reason.
+        is_refused: whether no bound of the step itself is known.
     """
 
     place: str
@@ -56,14 +56,23 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class Audit:
-    """The rows, and what they come to. `print` it."""
+    """The result of `audit`; `print` shows it as a table.
+
+    Attributes:
+        rows: the steps of the network.
+        upper: proved upper bound of its Lipschitz constant, or None.
+        lower: measured lower bound; None if it was not measured.
+        unproved: steps without a proof, each with the reason.
+        findings: remarks, such as a model in training mode.
+        input_shape: shape of one sample.
+    """
 
     rows: tuple[AuditRow, ...]
-    upper: float | None  # proved, or None
-    lower: float | None  # measured, or None if that was not asked for
+    upper: float | None
+    lower: float | None
     unproved: list[str]
     findings: list[str]
-    input_shape: tuple[int, ...]  # of one sample
+    input_shape: tuple[int, ...]
 
     def __str__(self) -> str:
         head = ("module", "step", "at most", "at least", "so far", "why")
@@ -92,7 +101,7 @@ class Audit:
         return f"NO PROOF{measured}. Unproved: {names}"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for json.dumps."""
+        """Return the audit as a dictionary for `json.dumps`."""
         return {
             "upper": self.upper,
             "lower": self.lower,
@@ -113,20 +122,26 @@ def audit(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Audit:
-    """Audit a network: proved upper bound, measured lower bound, and what has no proof. The model is left as it is.
+    """Bound the Lipschitz constant of a network from above (proved) and below (measured), step by step.
+
+    The model is not changed.
 
     Args:
-        model: any torch module from one tensor to one tensor; it is looked at in eval mode.
-        example_input: an input with its batch axis, in the units in which the constant is wanted: pixels in [0, 1].
-        normalize: (mean, std) per channel, if images are standardised before the model: it is part of the function.
-        lower: whether to measure, which takes most of the time for small networks.
-        effort: how hard to work on each stored weight; see `bound_weight`.
-        seed: of the measurement.
-        progress: called with a line of text now and then.
+        model: any torch module from one tensor to one tensor; it is audited in eval mode.
+        example_input: an input with a batch axis. The constant is in its units, e.g. pixels in [0, 1].
+        normalize: (mean, std) per channel, if images are standardised before the model; the standardisation is
+            included in the constant.
+        lower: whether to measure a lower bound, which takes most of the time for small networks.
+        effort: more effort gives tighter bounds of the stored weights; see `onelip.bounds.bound_weight`.
+        seed: seed of the measurement.
+        progress: function that is called with a line of text from time to time.
+
+    Returns:
+        The audit: a table when printed.
 
     Raises:
-        CannotTrace: if the model has no fixed graph of operations, saying why.
-        UnsoundBound: if a measurement contradicts a proof.
+        CannotTrace: if the model has no fixed graph of operations; the message states the reason.
+        UnsoundBound: if a measurement contradicts a proof, which is a bug in onelip.
 
     Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
