@@ -162,7 +162,7 @@ def audited(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Audit, Claims]:
-    """`lipschitz`, and the program that it is about."""
+    """`audit`, and the claims that were tested."""
     say = progress or (lambda line: None)
     check_model(model)
     findings = _findings_before(model, example_input, normalize)

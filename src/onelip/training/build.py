@@ -51,6 +51,8 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
         if name not in known:
             raise RecipeError(f"unknown {kind} {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
     options = parse_options(recipe.model_options)
+    if recipe.method != "default":
+        options["method"] = None if recipe.method == "none" else recipe.method
     if recipe.method_options:
         options["method_options"] = parse_options(recipe.method_options)
     channels, height, width = shape
@@ -60,7 +62,6 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             num_classes=num_classes,
             image_size=(height, width),
             in_channels=channels,
-            method=recipe.method,
             **options,
         )
     except ValueError as error:  # unsupported sizes, option values or layers
