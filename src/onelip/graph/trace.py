@@ -1,21 +1,21 @@
-"""What a module computes, as a list of steps in order: each a layer with a rule of its own, or one ATen operation.
+"""Trace a module: list its calls in order, each a layer with a rule of its own or one ATen operation.
 
-Nothing is assumed of a `forward`: torch.export runs it on tensors without values, so what the graph holds is what the
-program does on inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
-looks at values has no single graph and is refused. In-place operations come rewritten without (a write into a view
-becomes a scatter), so that following the operands follows the data. Layers that say more as modules stay single calls,
-see Note [Leaves] in _leaves.py.
+Nothing is assumed about a `forward`: torch.export runs it on tensors without values, so the graph contains everything
+that the program does with inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that depends
+on values has no single graph and raises an error. In-place operations are rewritten (a write into a view becomes a
+scatter), so that following the operands follows the data. Layers with a better rule than their operations stay single
+calls, see Note [Leaves] in _leaves.py.
 
 Note [Batch]
-    The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
-    holds for a call only where axis 0 is the batch before and after. A second trace, of four samples, must show the
-    same program: see calls.py.
+    A bound is about one sample. So the trace uses two samples, whatever the length of the example, and a rule holds
+    for a call only if axis 0 is the batch before and after it. A second trace, of four samples, must give the same
+    program: see calls.py.
 
 Note [Calls]
-    What is proved must hold at every call. Between the two traces the model is run: from its first call on nothing that
-    it holds may change (_state.py), for calls of several lengths, with and without gradients, on other numbers; and the
-    program before the first call must be the one after it. So the first call may fill a cache, and by induction all
-    calls are the same program. A layer that stays a single call may not even do that, since its program is not seen.
+    A bound must hold every time the model is run. So the model is run between the two traces, with batches of several
+    lengths and other values, with and without gradients. After the first run its state (onelip.core.state) must not
+    change, and the program before the first run must be the same as after it. So the first run may fill a cache, and by
+    induction all runs are the same program. A layer that stays a single call may not do that: its program is not seen.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from onelip.graph.calls import Call, Graph, Ref, first_difference
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
-    """The graph of a model in eval mode, on inputs of the example's shape; the model itself is left as it is.
+    """Return the graph of a model in eval mode, for inputs with the shape of the example. The model is not changed.
 
     Args:
         model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
