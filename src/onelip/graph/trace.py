@@ -1,10 +1,10 @@
 """Trace a module: list its calls in order, each a layer with a rule of its own or one ATen operation.
 
 Nothing is assumed about a `forward`: torch.export runs it on tensors without values, so the graph contains everything
-that the program does with inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that depends
-on values has no single graph and raises an error. In-place operations are rewritten (a write into a view becomes a
-scatter), so that following the operands follows the data. Layers with a better rule than their operations stay single
-calls, see Note [Leaves] in _leaves.py.
+that the program does with inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
+depends on values has no single graph and raises an error. In-place operations are rewritten (a write into a view
+becomes a scatter), so that following the operands follows the data. Layers with a better rule than their operations
+stay single calls, see Note [Leaves] in _leaves.py.
 
 Note [Batch]
     A bound is about one sample. So the trace uses two samples, whatever the length of the example, and a rule holds
