@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.step import aten
-from onelip.graph.trace import Graph, Node, Ref
 from onelip.graph.walk import walk
 
 X = Ref(0)
@@ -24,9 +24,9 @@ def one_step(op, *arguments, shape, dtype=torch.float64, **keywords):
     several = not isinstance(result, Tensor)
     out_shape = () if several else tuple(result.shape)
     out_type = result[0].dtype if several else result.dtype
-    start = Node(0, "", "input", None, (), {}, (), shape, dtype)
-    node = Node(1, "", op, None, arguments, keywords, (0,), out_shape, out_type)
-    return Graph((start, node), 1, shape)
+    start = Call(0, "", "input", None, (), {}, (), shape, dtype)
+    call = Call(1, "", op, None, arguments, keywords, (0,), out_shape, out_type)
+    return Graph((start, call), 1, shape)
 
 
 def verdict(op, *arguments, shape, **keywords):

@@ -180,7 +180,7 @@ def test_real_arithmetic_takes_float32(found):
     plain, images, certification = found
     ordinary = certify(onelip.bake(plain).float(), images, certification.labels, mode="real-arithmetic")
     assert ordinary.mode == "real-arithmetic"
-    assert "rounding left out" in str(ordinary)
+    assert "rounding not included" in str(ordinary)
     assert ordinary.pixels == (None,) * 30
     torch.testing.assert_close(ordinary.radii, certification.radii, rtol=1e-4, atol=1e-5)
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import onelip
 from onelip.core.errors import CannotTrace
-from onelip.graph.trace import Ref, trace
+from onelip.graph.calls import Ref
+from onelip.graph.trace import trace
 from onelip.nn import ConvexResidual, LipschitzModule, MaxMin
 
 
@@ -26,7 +27,7 @@ def module_of(function, **layers):
 
 
 def steps(graph):
-    return [(node.place, node.op) for node in graph.nodes]
+    return [(call.place, call.op) for call in graph.calls]
 
 
 def test_layers_functional_calls_and_residuals():
@@ -44,15 +45,15 @@ def test_layers_functional_calls_and_residuals():
     assert names[:4] == ["input", "module", "module", "aten.add.Tensor"]
     assert names.count("module") == 3
     assert "aten.conv2d.default" in names
-    assert [node.place for node in graph.nodes if node.op == "module"] == ["conv", "act", "conv"]
-    first, _, last = (node for node in graph.nodes if node.op == "module")
+    assert [call.place for call in graph.calls if call.op == "module"] == ["conv", "act", "conv"]
+    first, _, last = (call for call in graph.calls if call.op == "module")
     assert first.module is last.module
     assert "forward" not in first.module.__dict__
     assert torch.equal(first.module.weight, model.conv.weight)
-    assert graph.nodes[3].arguments == (Ref(1), Ref(2))
-    assert graph.nodes[3].inputs == (1, 2)
-    assert graph.nodes[graph.output].shape == (2, 4 * 36)
-    functional = graph.nodes[names.index("aten.conv2d.default")]
+    assert graph.calls[3].arguments == (Ref(1), Ref(2))
+    assert graph.calls[3].inputs == (1, 2)
+    assert graph.calls[graph.output].shape == (2, 4 * 36)
+    functional = graph.calls[names.index("aten.conv2d.default")]
     assert torch.equal(functional.arguments[1], model.conv.weight[:2, :2])  # computed, since it is constant
     assert "forward" not in model.conv.__dict__
     assert model.training
@@ -62,8 +63,8 @@ def test_parametrized_layers_are_baked():
     layer = onelip.aol(nn.Linear(4, 4))
     graph = trace(nn.Sequential(layer, nn.ReLU(inplace=True)), torch.rand(1, 4))
     assert steps(graph) == [("", "input"), ("0", "module"), ("1", "aten.relu.default")]
-    assert type(graph.nodes[1].module) is nn.Linear
-    assert torch.equal(graph.nodes[1].module.weight, layer.weight)
+    assert type(graph.calls[1].module) is nn.Linear
+    assert torch.equal(graph.calls[1].module.weight, layer.weight)
 
 
 def test_changed_layers_are_traced_through():
@@ -79,10 +80,10 @@ def test_changed_layers_are_traced_through():
             return 4 * super().__call__(x)
 
     found = trace(nn.Sequential(hooked, replaced, Loud(3, 3)), torch.rand(2, 3))
-    assert all(node.op != "module" for node in found.nodes)
-    constants = [node.arguments[1] for node in found.nodes if node.op == "aten.mul.Tensor"]
+    assert all(call.op != "module" for call in found.calls)
+    constants = [call.arguments[1] for call in found.calls if call.op == "aten.mul.Tensor"]
     assert constants == [2, 3, 4]
-    assert trace(inside, torch.rand(2, 3, 4)).nodes[-1].arguments == (Ref(1), 5)
+    assert trace(inside, torch.rand(2, 3, 4)).calls[-1].arguments == (Ref(1), 5)
 
 
 def test_a_convolution_that_pads_other_than_it_says_is_traced_through():
@@ -125,7 +126,7 @@ def test_random_numbers_are_not_constants():
 
 def test_unfilled_memory_is_no_constant():
     graph = trace(module_of(lambda self, x: x * torch.empty(3)), torch.rand(2, 3))
-    assert graph.nodes[1].arguments[1].isnan().all()
+    assert graph.calls[1].arguments[1].isnan().all()
 
 
 def _per_batch(self, x):
@@ -163,7 +164,7 @@ def test_outputs_without_a_step():
     graph = trace(nn.Identity(), torch.rand(2, 3))
     assert (steps(graph), graph.output) == ([("", "input")], 0)
     graph = trace(module_of(lambda self, x: torch.ones(2, 3)), torch.rand(2, 3))
-    assert graph.nodes[graph.output].op == "constant"
+    assert graph.calls[graph.output].op == "constant"
 
 
 def test_autocast_inside_is_seen_as_casts():
@@ -172,8 +173,8 @@ def test_autocast_inside_is_seen_as_casts():
             return self.layer(x).float()
 
     graph = trace(module_of(forward, layer=nn.Linear(3, 3)), torch.rand(2, 3))
-    assert torch.bfloat16 in {node.dtype for node in graph.nodes}
-    assert all(node.op != "module" for node in graph.nodes)
+    assert torch.bfloat16 in {call.dtype for call in graph.calls}
+    assert all(call.op != "module" for call in graph.calls)
 
 
 REFUSED = [

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from onelip.core.rounding import add_up, hypotenuse_up, inverse_up
 from onelip.graph import known_operations, register_rule
+from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.step import aten
-from onelip.graph.trace import Graph, Node, Ref
 from onelip.graph.walk import walk
 
 TIGHT = 1 + 1e-9
@@ -239,7 +239,7 @@ def test_what_rests_on_a_gap_is_unproved_and_later_gaps_are_named_too():
     shape = (2, 3)
     ops = ["input", "aten.exp.default", "aten.relu.default", "aten.square.default"]
     nodes = [
-        Node(i, "", op, None, (Ref(i - 1),) if i else (), {}, (i - 1,) if i else (), shape, D)
+        Call(i, "", op, None, (Ref(i - 1),) if i else (), {}, (i - 1,) if i else (), shape, D)
         for i, op in enumerate(ops)
     ]
     found = walk(Graph(tuple(nodes), 3, shape))

@@ -83,10 +83,10 @@ def test_exported(tmp_path):
     assert (tmp_path / "net.onnx").exists()
 
 
-@pytest.mark.parametrize("method", ["bjorck", "cayley", "cpl", "spectral-norm", "none", "soc", "lln"])
+@pytest.mark.parametrize("method", ["bjorck", "cayley", "cpl", "spectral-norm", None, "soc", "lln"])
 def test_other_methods(method):
     if method == "lln":
-        model = create_model("aol-fast-small", method_options={"last_layer": "normalised"}, **OPTIONS)
+        model = create_model("aol-fast-small", method_options={"normalise_last_layer": True}, **OPTIONS)
     else:
         model = create_model("aol-fast-small", method=method, **OPTIONS)
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)

@@ -1,4 +1,4 @@
-"""The structure of the tests: unique names, and no test module that imports another."""
+"""The structure of the tests: one folder for each package, unique names, no test module that imports another."""
 
 import re
 from collections import Counter
@@ -15,6 +15,10 @@ def test_names_of_test_files_are_unique():
 def test_no_test_module_imports_another():
     importing = re.compile(r"^\s*(?:from|import) test_\w+", re.MULTILINE)
     assert [path.name for path in TESTS.rglob("*.py") if importing.search(path.read_text())] == []
+
+
+def test_every_test_is_in_a_folder():
+    assert [path.name for path in TESTS.glob("test_*.py")] == []
 
 
 def test_folders_have_names_of_packages():

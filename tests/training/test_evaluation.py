@@ -14,7 +14,7 @@ from onelip.testing import exact_norm
 from onelip.training import Constants, evaluate, find_constants, load_run, train
 from onelip.training.build import build_model
 from onelip.training.evaluation import BY_CONSTRUCTION, BY_PAIRS, BY_WEIGHTS
-from onelip.training.recipe import with_method
+from onelip.training.objective import with_method
 
 SHAPE = (1, 8, 8)
 
@@ -113,13 +113,13 @@ def test_a_module_without_a_constant_leaves_none():
 
 
 def test_last_layer_normalisation_goes_with_any_method():
-    recipe = SMALL.replace(method="aol", method_options=("last_layer=normalised",))
+    recipe = SMALL.replace(method="aol", method_options=("normalise_last_layer=true",))
     model = build_model(recipe, 10, SHAPE)
     found = find_constants(model, onelip.bake(model), recipe, SHAPE)
     assert found.mode == BY_PAIRS
     assert float(found.pairs.max()) <= 2 * (1 + 1e-5)  # rows of length 1 after features of constant 1
-    with pytest.raises(ValueError, match="normalised"):
-        LayerFactory("aol", {"last_layer": "other"})
+    with pytest.raises(ValueError, match="True or False"):
+        LayerFactory("aol", {"normalise_last_layer": "other"})
 
 
 def test_constants_of_a_loaded_run_are_computed_when_they_are_used(tmp_path, monkeypatch):

@@ -1,9 +1,9 @@
-"""What is proved of a network, step by step, what is measured, and by name what is unproved.
+"""Audit a network: the proved constant of each step, measured lower bounds, and the steps without a proof.
 
     measured lower bound <= the Lipschitz constant (L2, one sample, eval mode, real arithmetic) <= proved upper bound
 
-The upper bound comes from the graph (`trace`), the rules (`walk`) and the stored weights; no estimate enters it. Where
-one step has no rule there is no upper bound: nothing is assumed.
+The upper bound is computed from the graph (`trace`), the rules (`walk`) and the stored weights, without estimates. If
+a step has no rule, there is no upper bound.
 """
 
 from collections import OrderedDict
@@ -21,9 +21,10 @@ from onelip.bounds.falsify import Claims, example_points, falsify
 from onelip.certification.summary import title_of
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.state import unchanged
+from onelip.graph.calls import Call, Graph
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
 from onelip.graph.step import StepBound
-from onelip.graph.trace import Graph, Node, check_model, trace
+from onelip.graph.trace import check_model, trace
 from onelip.graph.walk import walk
 from onelip.nn.normalize import Normalize
 
@@ -32,16 +33,16 @@ Effort = Literal["quick", "normal", "high"]
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One step.
+    """One step of a network: a layer or an operation.
 
     Attributes:
-        place: the module in which it happens; "" is the model itself.
-        layer: what it is.
-        upper: proved bound of the step by itself; None where it has several operands, or is unproved.
-        lower: measured; None where nothing was measured.
-        constant: proved bound from the model's input up to here, or None.
-        why: in a few words.
-        is_refused: whether no bound is known of the step itself.
+        place: name of the module that runs it; "" for the model itself.
+        layer: name of the layer or operation.
+        upper: proved bound of the step by itself; None if it has several operands, or is unproved.
+        lower: measured lower bound of the step; None if it was not measured.
+        constant: proved bound from the input of the model up to here, or None.
+        why: short reason.
+        is_refused: whether no bound of the step itself is known.
     """
 
     place: str
@@ -55,14 +56,23 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class Audit:
-    """The rows, and what they come to. `print` it."""
+    """The result of `audit`; `print` shows it as a table.
+
+    Attributes:
+        rows: the steps of the network.
+        upper: proved upper bound of its Lipschitz constant, or None.
+        lower: measured lower bound; None if it was not measured.
+        unproved: steps without a proof, each with the reason.
+        findings: remarks, such as a model in training mode.
+        input_shape: shape of one sample.
+    """
 
     rows: tuple[AuditRow, ...]
-    upper: float | None  # proved, or None
-    lower: float | None  # measured, or None if that was not asked for
+    upper: float | None
+    lower: float | None
     unproved: list[str]
     findings: list[str]
-    input_shape: tuple[int, ...]  # of one sample
+    input_shape: tuple[int, ...]
 
     def __str__(self) -> str:
         head = ("module", "step", "at most", "at least", "so far", "why")
@@ -91,7 +101,7 @@ class Audit:
         return f"NO PROOF{measured}. Unproved: {names}"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for json.dumps."""
+        """Return the audit as a dictionary for `json.dumps`."""
         return {
             "upper": self.upper,
             "lower": self.lower,
@@ -112,20 +122,26 @@ def audit(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Audit:
-    """Audit a network: proved upper bound, measured lower bound, and what has no proof. The model is left as it is.
+    """Bound the Lipschitz constant of a network from above (proved) and below (measured), step by step.
+
+    The model is not changed.
 
     Args:
-        model: any torch module from one tensor to one tensor; it is looked at in eval mode.
-        example_input: an input with its batch axis, in the units in which the constant is wanted: pixels in [0, 1].
-        normalize: (mean, std) per channel, if images are standardised before the model: it is part of the function.
-        lower: whether to measure, which takes most of the time for small networks.
-        effort: how hard to work on each stored weight; see `bound_weight`.
-        seed: of the measurement.
-        progress: called with a line of text now and then.
+        model: any torch module from one tensor to one tensor; it is audited in eval mode.
+        example_input: an input with a batch axis. The constant is in its units, e.g. pixels in [0, 1].
+        normalize: (mean, std) per channel, if images are standardised before the model; the standardisation is
+            included in the constant.
+        lower: whether to measure a lower bound, which takes most of the time for small networks.
+        effort: more effort gives tighter bounds of the stored weights; see `onelip.bounds.bound_weight`.
+        seed: seed of the measurement.
+        progress: function that is called with a line of text from time to time.
+
+    Returns:
+        The audit: a table when printed.
 
     Raises:
-        CannotTrace: if the model has no fixed graph of operations, saying why.
-        UnsoundBound: if a measurement contradicts a proof.
+        CannotTrace: if the model has no fixed graph of operations; the message states the reason.
+        UnsoundBound: if a measurement contradicts a proof, which is a bug in onelip.
 
     Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False), nn.ReLU())
@@ -146,7 +162,7 @@ def audited(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Audit, Claims]:
-    """`lipschitz`, and the program that it is about."""
+    """`audit`, and the claims that were tested."""
     say = progress or (lambda line: None)
     check_model(model)
     findings = _findings_before(model, example_input, normalize)
@@ -158,20 +174,20 @@ def audited(
     with torch.autocast(example_input.device.type, enabled=False), _traced_errors(), unchanged(whole):
         say("tracing the graph")
         graph = trace(whole, example_input)
-        bounds = walk(graph, effort=effort, progress=lambda node: say(f"proving {node.place or '(model)'}"))
+        bounds = walk(graph, effort=effort, progress=lambda call: say(f"proving {call.place or '(model)'}"))
         upper = bounds[graph.output].constant
         claims = claims_of(graph, bounds)
         say("searching for the steepest slope" if lower else "trying to refute the bound")
         points = example_points(example_input, 8 if lower else 4, seed)
         found, measured = _measure(graph, claims, points, lower, seed, findings)
         if upper is not None:
-            reference = Reference(claims, [node.dtype for node in graph.nodes])
+            reference = Reference(claims, [call.dtype for call in graph.calls])
             check_model_itself(whole, reference, points[:4], example_input)
     has_prefix = normalize is not None
     rows = tuple(
-        _row(node, bound, measured.get(node.index), has_prefix)
-        for node, bound in zip(graph.nodes, bounds, strict=True)
-        if node.op != "input" and (node.op != "getitem" or bound.is_refused)
+        _row(call, bound, measured.get(call.index), has_prefix)
+        for call, bound in zip(graph.calls, bounds, strict=True)
+        if call.op != "input" and (call.op != "getitem" or bound.is_refused)
     )
     unproved = [f"{row.place or '(model)'} ({row.layer}): {row.why}" for row in rows if row.is_refused]
     if rounded is not None:
@@ -181,9 +197,9 @@ def audited(
     return Audit(rows, upper, found, unproved, findings, tuple(graph.input_shape[1:])), claims
 
 
-def _row(node: Node, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
-    layer = title_of(node.module) if node.module is not None else _short(node.op)
-    place = _own_place(node.place, has_prefix)
+def _row(call: Call, bound: StepBound, measured: float | None, has_prefix: bool) -> AuditRow:
+    layer = title_of(call.module) if call.module is not None else _short(call.op)
+    place = _own_place(call.place, has_prefix)
     return AuditRow(place, layer, bound.factor, measured, bound.constant, bound.why, bound.is_refused)
 
 
@@ -216,10 +232,10 @@ def _measure(
 ) -> tuple[float | None, dict[int, float]]:
     """The largest ratios found: of the network, and of its linear steps; a short search has none to show."""
     first: dict[Any, int] = {}  # a layer used twice is measured once
-    for node in graph.nodes:
-        if is_long and is_linear(node):
-            shape = graph.nodes[node.inputs[0]].shape
-            first.setdefault((id(node.module), shape) if node.module is not None else node.index, node.index)
+    for call in graph.calls:
+        if is_long and is_linear(call):
+            shape = graph.calls[call.inputs[0]].shape
+            first.setdefault((id(call.module), shape) if call.module is not None else call.index, call.index)
     try:
         if not is_long:
             falsify(claims, points[:2], seed=seed)
@@ -231,11 +247,11 @@ def _measure(
         findings.append(f"the network could not be measured: {str(error).splitlines()[0]}")
         return None, {}
     measured: dict[int, float] = {}
-    for node in graph.nodes:
-        if is_linear(node):
-            shape = graph.nodes[node.inputs[0]].shape
-            key = (id(node.module), shape) if node.module is not None else node.index
-            measured[node.index] = found.steps[first[key]]
+    for call in graph.calls:
+        if is_linear(call):
+            shape = graph.calls[call.inputs[0]].shape
+            key = (id(call.module), shape) if call.module is not None else call.index
+            measured[call.index] = found.steps[first[key]]
     return found.network, measured
 
 
@@ -285,8 +301,8 @@ def _findings_after(
     has_prefix: bool,
 ) -> list[str]:
     remarks = dict.fromkeys(
-        f"{_own_place(node.place, has_prefix) or '(model)'}: {bound.remark}"
-        for node, bound in zip(graph.nodes, bounds, strict=True)
+        f"{_own_place(call.place, has_prefix) or '(model)'}: {bound.remark}"
+        for call, bound in zip(graph.calls, bounds, strict=True)
         if bound.remark
     )
     above = [row for row in rows if row.lower is not None and row.lower > 1 + 1e-6]

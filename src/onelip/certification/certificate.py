@@ -1,8 +1,7 @@
-"""The certificate file: everything that somebody else needs to prove the radii again, without this library.
+"""Certificate files: everything that is needed to prove the radii again without this library.
 
-The file names the weights by their hash and has no number that the checker does not prove or compute itself. What is
-computed is written as float.hex(), what is proved as a fraction, so nothing is lost in the writing.
-docs/certificates.md tells the format.
+A file identifies the weights by their hash. The checker proves or recomputes every number in it. Computed numbers are
+written as float.hex() and proved ones as fractions, so they are exact. docs/certificates.md specifies the format.
 """
 
 import hashlib
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from onelip._version import __version__
@@ -31,7 +32,12 @@ from onelip.graph.kinds import Affine, Node, Program
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The files that a certificate is about: plain.safetensors of a run, or any safetensors file of the network."""
+    """The files that a certificate is about.
+
+    Attributes:
+        weights: plain.safetensors of a run, or any safetensors file with the weights of the network.
+        config: config.json of the run, or None.
+    """
 
     weights: Path
     config: Path | None = None
@@ -47,20 +53,23 @@ def write_certificate(
     images_file: str | Path | None = None,
     radii: Sequence[float] = PAPER_RADII,
 ) -> dict[str, Any]:
-    """Write the certificate of images, whole or not at all; returns what it says.
+    """Write the certificate of images, completely or not at all.
 
     Args:
-        path: of the file; the paths in it are relative to its directory.
-        certification: of these images, in the sound mode, with `proof="exact"`.
-        images: as they were certified.
+        path: path of the new file; the paths in it are relative to its directory.
+        certification: the result of `certify` for these images in the sound mode, with `proof="exact"`.
+        images: the certified images.
         files: weights and config; the weights in the file must be those of the proof.
-        source: where the images are from, for people.
-        images_file: a .npy file of the images, if there is one or will be, as seen from the directory of `path`.
-        radii: of the CRA in the summary.
+        source: origin of the images, as a note for readers.
+        images_file: a .npy file of the images that exists or will be written, relative to the directory of `path`.
+        radii: radii of the certified robust accuracy in the summary.
+
+    Returns:
+        The content of the file.
 
     Raises:
         ProofError: if the certification is not sound and exact, or is about other weights or images.
-        RunError: if the disk refuses.
+        RunError: if the file cannot be written.
     """
     content = make_certificate(
         certification, images, files, folder=Path(path).parent, source=source, images_file=images_file, radii=radii
@@ -70,12 +79,12 @@ def write_certificate(
 
 
 def save_certificate(path: str | Path, content: dict[str, Any]) -> None:
-    """Write what `make_certificate` made, whole or not at all."""
+    """Write the result of `make_certificate`, completely or not at all."""
     write_whole(Path(path), _text(content).encode())
 
 
 def _text(content: dict[str, Any]) -> str:
-    """JSON with one line for each node and each image: thousands of images stay readable, and differ line by line."""
+    """JSON with one line for each node and each image, so that large files can be read and compared by line."""
     parts = []
     for key, value in content.items():
         if key in ("nodes", "results"):
@@ -96,7 +105,7 @@ def make_certificate(
     images_file: str | Path | None = None,
     radii: Sequence[float] = PAPER_RADII,
 ) -> dict[str, Any]:
-    """The content of a file in `folder`."""
+    """The content of a certificate file in `folder`; see `write_certificate`."""
     proof = certification.proof
     if certification.mode != "sound" or proof is None or proof.kind != "exact":
         kind = None if proof is None else proof.kind
@@ -136,7 +145,7 @@ def make_certificate(
 
 
 def digest(content: dict[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of all parts but the digest itself.
+    """SHA-256 of the canonical JSON of everything except the digest itself.
 
     Examples:
         >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
@@ -148,7 +157,7 @@ def digest(content: dict[str, Any]) -> str:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """How a file in `folder` names another one; by its name alone where there is no way (another drive of Windows)."""
+    """Relative path from `folder` to a file; only its name if there is none (on another drive of Windows)."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
@@ -168,10 +177,7 @@ def file_hash(path: Path) -> str:
 
 
 def check_weights(program: Program, path: Path) -> None:
-    """The file must hold, bit for bit, the numbers of the program, under the names of its nodes."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    """Raise a ProofError unless the file contains the numbers of the program bit for bit, under the same names."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -208,11 +214,11 @@ def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
     if witness.kind == "frequencies":
         return {"kind": "frequencies", "side": witness.side, "tree": witness.tree}
     scale = witness.scale or ()
-    if witness.kind == "zero":  # any positive numbers show that the Gram operator of no weights is 0
+    if witness.kind == "zero":  # any positive numbers prove it for zero weights
         assert isinstance(node, Affine)
         groups, _, columns, *_ = node.geometry.kernel_shape(node.weight.values.shape, witness.side)
         scale = ((1,) * columns,) * groups
-    rows = [" ".join(map(str, group)) for group in scale]  # as texts: whole numbers of a file have ten digits at most
+    rows = [" ".join(map(str, group)) for group in scale]  # as text: integers in a file have at most ten digits
     return {"kind": "schur", "side": witness.side, "steps": witness.steps, "scale": rows}
 
 
@@ -240,7 +246,7 @@ def _results(certification: Certification) -> list[dict[str, Any]]:
 
 
 def _summary(certification: Certification, radii: Sequence[float]) -> dict[str, Any]:
-    """Numbers of images: all, those with a radius, and by radius those with the right class and at least that one."""
+    """Numbers of images: all, those with a radius, and for each radius those with the right class and that radius."""
     summary: dict[str, Any] = {"count": len(certification.classes), "certified": certification.certified(), "cra": {}}
     if certification.labels is not None:
         odd = [radius for radius in radii if "." in radius_name(radius) or "e" in radius_name(radius)]

@@ -1,9 +1,9 @@
-"""What the sound mode refuses to certify: programs that do not compute as Note [Arithmetic] says.
+"""Programs that the sound mode rejects: those whose arithmetic is not that of Note [Arithmetic].
 
-The note allows any order of summation, but only sums of products. Torch's fast convolutions (Winograd in NNPACK,
-oneDNN's and cuDNN's choices) are none, and TF32, bfloat16 and autocast round otherwise. All of them are for other types
-than float64: there, on the CPU, torch has its own im2col and matrix multiplication. That is asked of torch here, layer
-by layer, and not taken for granted.
+The note allows any order of summation, but only sums of products. Fast convolutions (Winograd in NNPACK, algorithms of
+oneDNN and cuDNN) compute something else, and TF32, bfloat16 and autocast round differently. All of these are for other
+dtypes than float64: for float64 on the CPU, torch uses im2col and a matrix multiplication. Here torch is asked for the
+backend of each layer, to be sure.
 """
 
 import itertools
@@ -16,21 +16,21 @@ from onelip.core.errors import ProofError
 from onelip.core.geometry import padding_of
 from onelip.graph.kinds import Affine, Exponential, Potential, Program
 
-# All of them: patches to columns, then one matrix product (per group); "Empty" computes nothing.
+# Each computes patches as columns, then one matrix product per group; "Empty" computes nothing.
 _PLAIN_BACKENDS = frozenset(
     ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d", "Empty")
 )
 
 
 def check_sound(model: nn.Module) -> None:
-    """Refuse a model that is not a float64 program on the CPU in eval mode.
+    """Reject a model that is not a float64 program on the CPU in eval mode.
 
     Raises:
-        ProofError: with what to do.
+        ProofError: if it is none; the message says what to do.
     """
     if not isinstance(model, nn.Module):
         raise ProofError(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
-    instead = "or ask for mode='real-arithmetic', whose radii leave rounding out"
+    instead = "or ask for mode='real-arithmetic', whose radii do not include rounding"
     for device in {"cpu", *(p.device.type for p in model.parameters())}:
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             raise ProofError(
@@ -59,17 +59,19 @@ def check_sound(model: nn.Module) -> None:
 
 
 def check_backends(program: Program, batch_size: int) -> None:
-    """Refuse convolutions that torch would compute in another way than by sums of products.
+    """Reject convolutions that torch does not compute as sums of products.
 
     Raises:
-        ProofError: naming the layer.
+        ProofError: if there is one; the message names the layer.
     """
     select = getattr(torch._C, "_select_conv_backend", None)
     for node in program.nodes:
         if not isinstance(node, Affine) or node.conv is None:
             continue
         if select is None:
-            raise ProofError("expected a torch that tells how it convolves (2.10 or newer), got another; update it")
+            raise ProofError(
+                "the backends of convolutions are unknown in this version of torch; install torch 2.10 or newer"
+            )
         directions = (False, True) if isinstance(node, Potential) else (False,)
         for adjoint, batch in itertools.product(directions, (1, batch_size)):
             name = _backend(select, node, node.conv, adjoint, batch)
@@ -81,13 +83,13 @@ def check_backends(program: Program, batch_size: int) -> None:
 
 
 def _backend(select: Any, node: Affine, conv: nn.modules.conv._ConvNd, adjoint: bool, batch: int) -> str:
-    """How torch computes a convolution, or its adjoint (which keeps the size)."""
+    """Name of torch's backend for a convolution, or for its adjoint (which keeps the size)."""
     weight, pairs = node.weight.values, padding_of(conv)
     channels = (conv.out_channels, conv.in_channels) if adjoint else (conv.in_channels, conv.out_channels)
-    # Padding that torch does not do inside of a convolution comes before it; the backend does not depend on it.
+    # Other padding is done before the convolution; the backend does not depend on it.
     padding = [left if left == right and not node.is_circular else 0 for left, right in pairs]
     sizes = [n + 2 * (sum(pair) - p) for n, pair, p in zip(node.pixels, pairs, padding, strict=True)]
-    # One number seen as many: only type and shape are asked for.
+    # An expanded scalar: only dtype and shape matter.
     x = torch.zeros((), dtype=torch.float64).expand(batch, channels[0], *sizes)
     apart = adjoint or isinstance(node, Exponential)  # the bias is not added by the convolution
     bias = None if apart or node.bias is None else node.bias.values

@@ -1,16 +1,16 @@
-"""From the bounds of the nodes to what can change the order of two logits.
+"""From the bounds of the nodes to constants for each pair of logits.
 
-A computed logit is within error of its real value, at the image and at every perturbed image, and the difference
-f_y - f_j is slope_yj-Lipschitz in the input. So at an image with computed logits f^ the decision y holds at every
-distance R with
+A computed logit is within error of its value in real arithmetic, for the image and for every perturbed image, and the
+difference f_y - f_j is slope_yj-Lipschitz in the input. So for an image with computed logits f^, the class y holds at
+every distance R with
 
-    f^_y - f^_j > slope_yj R + 8 error    for all j != y,
+    f^_y - f^_j > slope_yj R + 8 error    for all j != y.
 
-and half of that loss would do: two errors at x, two at x'. The other half is for the logits of a file: a checker that
-runs the program itself can only tell that they are within what two runs may differ by, 2 error, of its own.
+Half of this loss is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
+certificate file: the checker runs the program itself, and two runs may differ by 2 error.
 
-Where logits are rows of a linear node with the input node P, slope_yj = ||w_y - w_j|| lipschitz_P: the true distance of
-two rows, where sqrt(2) ||W|| would serve any two. It is kept as a square, which is a fraction.
+If the logits are rows of a linear node with the input node P, then slope_yj = ||w_y - w_j|| lipschitz_P, with the exact
+distance of two rows. Otherwise sqrt(2) ||W|| holds for every pair. Slopes are stored as squares, which are fractions.
 """
 
 import math
@@ -23,19 +23,19 @@ from onelip.core.rounding import up_root
 from onelip.graph.exact import squared_distances
 from onelip.graph.kinds import Affine, Join, Program, State
 
-# Pairs of rows grow with the square of the classes; beyond this one number serves all pairs.
+# The number of pairs grows with the square of the number of classes; beyond this, all pairs have one constant.
 MOST_CLASSES_WITH_PAIRS = 128
 
 
 @dataclass(frozen=True)
 class Head:
-    """What moves the logits of every pair of classes.
+    """Constants of the differences of logits, for every pair of classes.
 
     Attributes:
-        node: the linear node whose first rows the logits are; None where one number serves all pairs.
+        node: the linear node whose first rows are the logits; None if all pairs have one constant.
         squares: (classes, classes), squared slopes; zeros on the diagonal.
         slope: their roots, rounded up.
-        loss: 8 error, exactly.
+        loss: 8 error, exact.
     """
 
     node: int | None
@@ -45,7 +45,7 @@ class Head:
 
 
 def make_head(program: Program, states: list[State]) -> Head:
-    """The tables of a program whose nodes are proved."""
+    """Compute the constants of the pairs from the proved states of the nodes."""
     node = _logits_node(program)
     if node is None:
         return same_for_all(program.classes, states[-1])
@@ -58,7 +58,7 @@ def make_head(program: Program, states: list[State]) -> Head:
 
 
 def _logits_node(program: Program) -> int | None:
-    """The linear node whose first rows are the logits, if their differences can be read off it."""
+    """The linear node whose first rows are the logits, if the differences of its rows are those of the logits."""
     if program.classes > MOST_CLASSES_WITH_PAIRS:
         return None
     index = len(program.nodes) - 1
@@ -70,14 +70,14 @@ def _logits_node(program: Program) -> int | None:
         return None
     if node.conv is None:
         return index
-    # One position: each input is met by one tap at most, so a row of the operator is a part of the row of the kernel.
-    # Not so with circular padding, which can fold several taps onto one pixel, nor if a row sees only its own group.
+    # One position: each input meets at most one tap, so a row of the operator is a part of the row of the kernel. This
+    # is not true for circular padding, where several taps can meet one pixel, nor for groups.
     single = math.prod(node.shape[1:]) == 1
     return index if single and not node.is_circular and node.groups == 1 else None
 
 
 def same_for_all(classes: int, output: State) -> Head:
-    """sqrt(2) times the constant of all logits: true of every pair."""
+    """One constant for all pairs: sqrt(2) times that of the logits."""
     square = 2 * Fraction(output.lipschitz) ** 2
     root, zero, indices = up_root(square), Fraction(0), range(classes)
     squares = [[zero if i == j else square for j in indices] for i in indices]

@@ -1,11 +1,11 @@
 """Certified prediction: a class and a radius for every image.
 
-Sound mode. The claim is about the float64 program: for every image x' with ||x' - x||_2 <= radius, running the network
-on x' gives the same class, strictly ahead of all others, whatever the order in which its sums are added up. The
-rounding of the images (k / 255), of the network and of the radius itself is inside.
+Sound mode. The claim is about the float64 program: for every image x' with ||x' - x||_2 <= radius, the network computes
+the same class for x', with a logit strictly above all others, in whatever order its sums are computed. The rounding of
+the images (k / 255), of the network and of the radius itself is included.
 
-Real-arithmetic mode. The ordinary claim of the literature, about the function that the network would be without
-rounding, with logits as computed: radius = min_j (f_y - f_j) / slope_yj, up to (not including) it.
+Real-arithmetic mode. The usual claim of the literature, about the network without rounding, with the computed logits:
+radius = min_j (f_y - f_j) / slope_yj. The class is the same at every smaller distance.
 """
 
 import math
@@ -43,25 +43,29 @@ def certify(
     effort: Effort = "normal",
     progress: Progress | None = None,
 ) -> Certification:
-    """Class and certified L2 radius of each image, in units of pixels in [0, 1].
+    """Compute the class and the certified L2 radius of each image, in units of pixels in [0, 1].
 
     Args:
-        model: in eval mode; for the sound mode in float64 on the CPU. Where it has parametrized layers or batch
-            normalisation, what runs and is certified is `onelip.bake(model)`.
-        images: (N, C, H, W), uint8, or float32 and float64 in [0, 1].
-        labels: (N) of int64, for accuracy and CRA.
-        mode: "sound" for the program as it runs, "real-arithmetic" for the ordinary claim, in any precision.
-        proof: "fast", "exact", or what `prove` gave for this model and shape.
-        batch_size: images at a time; changes nothing but speed and memory.
-        effort: how tight the bounds of the layers shall be.
-        progress: called with how much is done, of how much, and what.
+        model: the network in eval mode; in the sound mode, in float64 on the CPU. If it has parametrized layers or
+            batch normalisation, `onelip.bake(model)` is run and certified.
+        images: (N, C, H, W), uint8, or float32 or float64 in [0, 1].
+        labels: (N) int64, for accuracy and certified robust accuracy.
+        mode: "sound" for the network as it runs, rounding included; "real-arithmetic" for the usual claim without
+            rounding, in any precision.
+        proof: "fast", "exact" (needs python-flint), or the result of `prove` for this model and image shape.
+        batch_size: number of images per forward pass; changes only speed and memory.
+        effort: more effort gives tighter bounds of the layers.
+        progress: function that is called with the number of completed steps, their total number, and a title.
+
+    Returns:
+        Classes, radii, logits and the proof.
 
     Raises:
-        ProofError: if the model is no float64 program (sound mode), or an operation has no rule; if a given proof is of
-            another program than the model is now.
-        CannotTrace: if the model changes from call to call, or is not what its trace shows.
-        UnsoundBound: if a measurement contradicts the proof: a mistake in the library.
-        ValueError: for images outside of [0, 1], or of another type.
+        ProofError: if the model is not a float64 program (sound mode), an operation has no rule, or the given proof is
+            for another network.
+        CannotTrace: if the model changes from call to call, or computes something else than its trace.
+        UnsoundBound: if a measurement contradicts the proof, which is a bug in onelip.
+        ValueError: for images outside of [0, 1] or of another dtype.
 
     Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False)).double().eval()
@@ -122,7 +126,9 @@ def _certify_ordinarily(
     effort: Effort,
     progress: Progress | None,
 ) -> Certification:
-    plain = bake(model, fold=False).eval()  # as it is: what rounding a folded weight does is no part of this claim
+    plain = bake(
+        model, fold=False
+    ).eval()  # without folding: this claim does not include the rounding of folded weights
     like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
     proved, points = None, _points(images)
     try:
@@ -151,7 +157,7 @@ def _certify_ordinarily(
 
 
 def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, Claims]:
-    """The constant by the rules for real arithmetic, which know more operations, and what it is of."""
+    """The constant by the rules of the audit, which support more operations, and the claims to test."""
     found, claims = audited(bake(plain, fold=False).cpu().double(), points, effort=effort)
     if found.upper is None or not found.upper < math.inf:
         raise ProofError(f"expected a model with a proved constant, got one with {'; '.join(found.unproved)}")
@@ -159,7 +165,7 @@ def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, C
 
 
 def _points(images: Tensor) -> Tensor:
-    """The first and the last image and two others, in float64: where the proof is tested."""
+    """Points at which the proof is tested, in float64: the first and the last image, and two more."""
     chosen = images[[0, -1]].cpu()
     return example_points(to_float(chosen, torch.float64), 4)
 
@@ -210,12 +216,12 @@ def _run(
 
 
 class _Comparison:
-    """Images run through the program that was proved must give the same as by the model, but for rounding.
+    """Compares the logits of the model with those of the proved program.
 
-    The model itself computes the logits, since it is what will be used. The proof is about a program that was read off
-    it; both computed values lie within `error` of the real one, so their distance is at most twice that. Of the first
-    batch of each length all images are compared, so that a model that works with the length of a batch, or with the
-    place in it, is seen; of others the first, the last and one between. In the real-arithmetic mode there is no proved
+    The model itself computes the logits, since it is what will be used. The proof is about the program that was traced
+    from it. Both are within `error` of the logits in real arithmetic, so they differ by at most twice that. In the
+    first batch of each length all images are compared, to detect a model that depends on the length of a batch or on
+    the position in it; in others the first, the last and one between. In the real-arithmetic mode there is no proved
     error, and 8 images of the first batch of each length are compared.
     """
 
@@ -242,7 +248,7 @@ class _Comparison:
         self._check_pairs(batch, logits)
 
     def _check_pairs(self, batch: Tensor, logits: Tensor) -> None:
-        """Neighbours in the batch are two points, of which the proof says how far their logits are apart at most."""
+        """Check the proved constant on pairs of neighbouring images of the batch."""
         assert isinstance(self.proof, Proof)
         apart = (batch[1:] - batch[:-1]).flatten(1).norm(dim=1)
         allowed = self.proof.constant * apart * (1 + 2.0**-30) + 2.000001 * self.proof.error

@@ -1,10 +1,11 @@
-"""The proof about a network: a bound for every layer, the rounding recursion, and the tables of its logits.
+"""The proof of a network: a bound for every layer, the recursion of rounding errors, and the constants of its logits.
 
-It is about the weights, not about an image, so it is made once and serves all images of a shape. "fast" bounds layers
-in float64 with rigorous error terms, "exact" in rational arithmetic (python-flint), as certificate files want it; both
-are proofs.
+It is about the weights, not about an image, so it is computed once for all images of a shape. "fast" bounds layers in
+float64 with rigorous error terms, "exact" in rational arithmetic (python-flint), which certificate files need; both are
+proofs.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification.head import Head, make_head
-from onelip.core.bake import bake, plain_of
+from onelip.core.bake import plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
@@ -27,13 +28,13 @@ from onelip.graph.reference import Reference, check_model_itself
 
 Kind = Literal["fast", "exact"]
 Effort = Literal["quick", "normal", "high"]
-# Called with how much is done, of how much, and what is next.
+# Called with the number of completed steps, their total number, and the title of the next step.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class LayerBound:
-    """||W||^2 <= square, and what a checker needs to see it."""
+    """The bound ||W||^2 <= square, and the witness from which a checker proves it."""
 
     square: Fraction
     witness: Witness
@@ -41,16 +42,14 @@ class LayerBound:
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proved of a network.
+    """The result of `prove`. It is about the program; `onelip.certify` checks that a model has this program.
 
     Attributes:
         kind: "fast" or "exact".
-        program: its operations.
-        states: Lipschitz constant, norm and rounding error of each.
-        bounds: of the linear ones, by node.
-        head: slope and loss of each pair of logits.
-
-    It holds for the program alone: to use it for a model, call `check_same`.
+        program: the operations of the network.
+        states: Lipschitz constant, norm and rounding error of each operation.
+        bounds: bounds of the linear operations, by their index.
+        head: Lipschitz constant and rounding error of the difference of each pair of logits.
     """
 
     kind: Kind
@@ -66,7 +65,7 @@ class Proof:
 
     @property
     def error(self) -> float:
-        """The distance of computed and real logits is never more, at any image or perturbed image."""
+        """Upper bound on the L2 distance of the computed logits from those in real arithmetic, for every image."""
         return self.states[-1].error
 
     def __str__(self) -> str:
@@ -84,21 +83,27 @@ def prove(
     effort: Effort = "normal",
     progress: Progress | None = None,
 ) -> Proof:
-    """Prove the constants of a model's stored weights, and bound the rounding of its float64 program.
+    """Prove Lipschitz constants for the stored weights of a model, and bound the rounding of its float64 program.
 
-    The proof is about `onelip.bake(model)`: with the weights of parametrized layers, and batch normalisation folded.
+    The proof is about `onelip.bake(model)`: the weights of parametrized layers are computed, and batch normalisation is
+    folded.
 
     Args:
-        model: a plain or parametrized network; weights of float32 are taken to float64, which is exact.
-        input_shape: of one image, (channels, height, width).
-        proof: "fast" or "exact"; the latter needs python-flint.
-        effort: how tight the bounds of the layers shall be.
-        progress: called for every layer.
+        model: a plain or parametrized network; float32 weights are converted to float64, which is exact.
+        input_shape: shape of one image (channels, height, width).
+        proof: "fast", or "exact", which needs python-flint.
+        effort: more effort gives tighter bounds of the layers.
+        progress: function that is called for every layer with the number of completed layers, their total number, and
+            the name of the layer.
+
+    Returns:
+        The proof, which can be passed to `onelip.certify`.
 
     Raises:
         ProofError: if an operation has no rule, or numbers are too large.
-        CannotTrace: if the model has no fixed graph, changes from call to call, or is not what its trace shows.
-        UnsoundBound: if a measurement contradicts the proof: a mistake in the library.
+        CannotTrace: if the model has no fixed graph, changes from call to call, or computes something else than its
+            trace.
+        UnsoundBound: if a measurement contradicts the proof, which is a bug in onelip.
 
     Examples:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -136,7 +141,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def claims_of(proof: Proof, points: Tensor) -> Claims:
-    """What is proved of every node, and of the difference of the two largest logits at each of some points."""
+    """Claims to test: the constant of every node, and of the difference of the two largest logits at each point."""
     nodes, states = proof.program.nodes, proof.states
     steps = []
     for node, state in zip(nodes, states, strict=True):
@@ -155,14 +160,14 @@ def _difference(logits: Tensor, y: int, j: int) -> Tensor:
 
 
 def check_model(proof: Proof, model: nn.Module, points: Tensor) -> None:
-    """Run a model itself, as different callers would, and compare it with the program that was proved.
+    """Run the model as different callers would, and compare the results with those of the proved program.
 
     Raises:
         CannotTrace: if it computes something else.
-        ChangingModel: if that changes the model.
+        ChangingModel: if a run changes the model.
     """
     like = next((p.detach() for p in model.parameters() if p.is_floating_point()), torch.zeros((), dtype=torch.float64))
-    # A mean that is subtracted before the division rounds otherwise than one that is folded into a bias.
+    # Subtracting a mean before the division rounds differently than folding it into a bias.
     is_folded = any(map(is_foldable, model.modules()))
     dtypes = [like.dtype, torch.float32] if is_folded else [like.dtype]
     check_model_itself(model, Reference(claims_of(proof, points), dtypes), points, like)
@@ -170,15 +175,15 @@ def check_model(proof: Proof, model: nn.Module, points: Tensor) -> None:
 
 def program_of(plain: nn.Module, shape: tuple[int, ...]) -> Program:
     """The float64 program of a baked network, in eval mode on the CPU; the network itself is unchanged."""
-    return lower(bake(plain, fold=False).to("cpu").double().eval(), shape)
+    return lower(copy.deepcopy(plain).to("cpu").double().eval(), shape)
 
 
 def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
-    """Trace a baked network again, and compare it with the program that was proved: operations, settings, all numbers.
+    """Trace a baked network again and compare it with the proved program: operations, settings and all numbers.
 
     Raises:
         ProofError: naming the first difference.
-        CannotTrace: if the model has no fixed graph any more.
+        CannotTrace: if the model has no fixed graph now.
     """
     if proof.program.input_shape != shape:
         raise ProofError(f"expected images of the proof's shape {proof.program.input_shape}, got {shape}")
@@ -189,7 +194,7 @@ def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 def first_difference(one: Program, other: Program) -> str | None:
-    """Where another program differs from the first, in operations, settings or numbers; None if it is the same.
+    """Describe the first difference of two programs, in operations, settings or numbers; None if they are the same.
 
     Examples:
         >>> from onelip.graph.kinds import Abs, Input, Relu
@@ -235,7 +240,7 @@ def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> 
 
 def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
     weight, geometry = node.weight.values, node.geometry
-    # What is above 1 here counts four times in a potential, 2 (1 + t)^2 - 1, and what is below counts nothing.
+    # A norm 1 + t makes the constant of a potential 2 (1 + t)^2 - 1; a norm below 1 does not reduce it.
     enough = 0.0
     if isinstance(node, Potential):
         enough = 1 + 2.0**-16
@@ -244,10 +249,10 @@ def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
         effort = "high"
     try:
         fast = bound_weight(weight, geometry, effort=effort, exact=kind == "exact", enough=enough)
-        if kind == "exact" and fast.witness.kind != "frequencies":  # which are proved in integers always
+        if kind == "exact" and fast.witness.kind != "frequencies":  # always proved in integers
             try:
                 found = exact_bound(weight, geometry, fast.witness)
-            except ProofFailed:  # a claim too near to the truth; the next best always holds
+            except ProofFailed:  # the claim is too close to the norm; the default witness always works
                 found = exact_bound(weight, geometry)
             return LayerBound(found.square, found.witness)
     except (ValueError, OverflowError) as error:

@@ -1,10 +1,10 @@
-"""From computed logits to certified radii, by the tables of a head; exact where it decides, fast where it does not.
+"""From computed logits to certified radii, by the constants of a `Head`.
 
     R_j = (f^_y - f^_j - loss) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
 
-The quotient is taken in fractions, squared, as the slopes are. Float64 only tells which j can attain the minimum: its
-estimate of R_j is off by a few units in the last place of the margin, and every j that is not beyond the minimum by far
-more than that is computed exactly.
+The quotients are computed as fractions, squared like the slopes. Float64 is used only to select the j that can attain
+the minimum: its estimate of R_j has an error of a few units in the last place of the margin, and every j that is not
+above the minimum by much more than that is computed exactly.
 """
 
 import math
@@ -23,11 +23,11 @@ Floats = NDArray[np.float64]
 
 
 def certified_radii(logits: Floats, head: Head, entries: int) -> Floats:
-    """Radius of each row of logits (N, classes); 0 where nothing is certified: ties, NaN, margins within the rounding.
+    """Radius of each row of logits (N, classes); 0 if nothing is certified: ties, NaN, margins within the rounding.
 
     Args:
-        logits: as computed.
-        head: tables of the proof.
+        logits: the computed logits.
+        head: constants of the pairs of classes.
         entries: number n of entries of an image; radii stay below sqrt(n), the domain of the proof.
     """
     cap = root_below(Fraction(entries))
@@ -52,7 +52,7 @@ def pixel_distance(radius: float) -> int | None:
 
 
 def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The class of each row, and which others can attain the minimum; in doubt they can."""
+    """The class of each row, and the others that can attain the minimum, including all doubtful ones."""
     classes = logits.argmax(1)
     slope, loss = np.asarray(head.slope)[classes], head.loss
     with np.errstate(all="ignore"):
@@ -62,7 +62,7 @@ def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[
         highest = estimate + doubt
         own = np.arange(logits.shape[1]) == classes[:, None]
         highest[own | np.isnan(highest)] = np.inf
-        # So written, a NaN (a slope of 0, an overflow) leaves the class a candidate.
+        # Written with `not >`, a NaN (a slope of 0, an overflow) leaves the class a candidate.
         candidates = ~(estimate - doubt > highest.min(1, keepdims=True))
     return classes, candidates & ~own
 
@@ -78,5 +78,5 @@ def _exact_radius(logits: Floats, y: int, others: NDArray[np.int64], head: Head)
             square = left**2 / head.squares[y][j]
             nearest = square if nearest is None else min(nearest, square)
     if nearest is None:
-        return math.inf  # rows alike but for their biases: no perturbation exchanges them
+        return math.inf  # rows that differ only in their biases: no perturbation changes their order
     return root_below(nearest)

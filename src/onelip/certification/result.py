@@ -1,4 +1,4 @@
-"""The result of certified prediction, its table, and how much each part of the proof wins or costs."""
+"""The result of certified prediction, and the certified accuracies that different constants give."""
 
 import math
 from collections.abc import Sequence
@@ -20,17 +20,18 @@ class Certification:
     """Classes and radii of images.
 
     Attributes:
-        mode: "sound" (the program, with its rounding) or "real-arithmetic".
-        classes: (N) int64, predicted.
-        radii: (N) float64; 0 where nothing is certified. Sound: the class holds up to and including the radius.
-        pixels: for uint8 images in the sound mode the integer N of "every image whose sum of squared pixel differences
-            is at most N has this class"; else None.
+        mode: "sound" (rounding included) or "real-arithmetic".
+        classes: (N) int64, the predicted classes.
+        radii: (N) float64; 0 if nothing is certified. In the sound mode the class holds up to and including the radius,
+            in the other below it.
+        pixels: for uint8 images in the sound mode, the largest integer n such that every uint8 image whose sum of
+            squared pixel differences is at most n has the same class; else None.
         logits: (N, classes) float64.
         labels: (N), or None.
         constant: proved Lipschitz constant of the map from images to logits.
-        head: slopes and losses of the pairs of classes.
-        proof: None where only a rule for real arithmetic is known.
-        images_sha256: of the images, in the sound mode, so that a file is not written for others.
+        head: Lipschitz constants of the differences of logits.
+        proof: the proof; None if the constant is by the rules of `onelip.audit`.
+        images_sha256: hash of the images in the sound mode, which a certificate is compared with.
     """
 
     mode: Mode
@@ -45,11 +46,11 @@ class Certification:
     images_sha256: str | None = None
 
     def accuracy(self) -> float:
-        """Share of images with the right class."""
+        """Fraction of images whose predicted class is the label."""
         return int((self.classes == self._labels()).sum()) / len(self.classes)
 
     def cra(self, radii: Sequence[float] = PAPER_RADII) -> dict[str, float]:
-        """Certified robust accuracy by radius: the share of images with the right class and such a radius."""
+        """Certified robust accuracy by radius: the fraction of images with the right class and at least this radius."""
         return self._cra(self.radii, radii, inclusive=self.mode == "sound")
 
     def _cra(self, found: Tensor, radii: Sequence[float], *, inclusive: bool) -> dict[str, float]:
@@ -57,18 +58,21 @@ class Certification:
         return {radius_name(r): certified_accuracy(right, found, r, inclusive=inclusive) for r in radii}
 
     def certified(self) -> int:
-        """How many images have a radius above 0."""
+        """Number of images with a radius above 0."""
         return int((self.radii > 0).sum())
 
     def comparison(self, nominal: float = 1.0, radii: Sequence[float] = PAPER_RADII) -> list[dict[str, Any]]:
-        """CRA of the same logits, step by step: what tighter constants win, and what the rounding costs.
+        """Certified robust accuracy of the same logits with different constants, and with rounding included.
 
         Args:
-            nominal: the constant by construction, that ordinary evaluations use.
-            radii: where.
+            nominal: the constant by construction, as usual evaluations use it.
+            radii: radii of the table.
+
+        Returns:
+            One row for each constant: its name, its mode, and the accuracy by radius.
         """
         slopes = {
-            f"ordinary: L = {nominal:g}, sqrt 2": math.sqrt(2) * nominal,
+            f"usual: L = {nominal:g}, sqrt 2": math.sqrt(2) * nominal,
             "proved L, sqrt 2": math.sqrt(2) * self.constant,
             "proved L, pairs of rows": torch.tensor(self.head.slope, dtype=torch.float64),
         }
@@ -85,14 +89,14 @@ class Certification:
         return rows
 
     def to_json(self, radii: Sequence[float] = PAPER_RADII, nominal: float = 1.0) -> dict[str, Any]:
-        """Totals; the images themselves are in the tensors, and in a certificate file."""
+        """Totals for JSON. Results for each image are in the tensors, and in a certificate file."""
         middle = float(self.radii.quantile(0.5))
         totals: dict[str, Any] = {
             "mode": self.mode,
             "images": len(self.classes),
             "certified": self.certified(),
             "constant": self.constant,
-            "median_radius": middle if math.isfinite(middle) else None,  # a constant network is never changed
+            "median_radius": middle if math.isfinite(middle) else None,  # infinite for a constant network
             "proof": None if self.proof is None else self.proof.kind,
             "error": None if self.proof is None or self.mode != "sound" else self.proof.error,
         }
@@ -107,7 +111,7 @@ class Certification:
     def __str__(self) -> str:
         lines = [
             f"{len(self.classes)} images, mode: {self.mode}"
-            + (" (float64 program, rounding inside)" if self.mode == "sound" else " (rounding left out)"),
+            + (" (float64, rounding included)" if self.mode == "sound" else " (rounding not included)"),
             f"proved Lipschitz constant: {self.constant!r}",
             f"certified (radius above 0): {self.certified()}, median radius {float(self.radii.quantile(0.5)):.4g}",
         ]

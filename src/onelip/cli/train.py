@@ -16,7 +16,7 @@ from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, parse, unset
 from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget, with_method
+from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -129,8 +129,13 @@ def _starting_recipe(arguments: Sequence[str]) -> Recipe:
             given = "--preset" if known.preset else "--epochs"
             raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
         starting = recipe_for_budget(parse_seconds(known.budget)).replace(data=known.data or "digits")
-        return with_method(starting, known.method)
-    return with_method(preset(known.preset or preset_for(known.data)), known.method)
+    else:
+        starting = preset(known.preset or preset_for(known.data))
+    if known.method is None:
+        return starting
+    from onelip.training.objective import with_method
+
+    return with_method(starting, known.method)
 
 
 def _check_resume(command: Train) -> None:

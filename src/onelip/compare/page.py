@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from importlib.resources import files
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
 from rich.table import Table
 
 from onelip.training.display import simple_table
@@ -156,8 +157,6 @@ def _times(ratio: float) -> str:
 
 def render_page(record: dict[str, Any]) -> str:
     """The HTML page of a comparison, from the content of comparison.json."""
-    from jinja2 import Environment, StrictUndefined
-
     # autoescape: names of data sets and messages of errors may contain HTML.
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = page.from_string(files("onelip.compare").joinpath("page.html.j2").read_text(encoding="utf-8"))

@@ -12,7 +12,9 @@ from typing import Any, Self
 
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
-from onelip.training.recipe import MACHINE_FIELDS, Recipe, parse_seconds, with_method
+from onelip.methods.registry import METHODS
+from onelip.training.objective import with_method
+from onelip.training.recipe import MACHINE_FIELDS, Recipe, parse_seconds
 
 PLAIN = "none"  # layers of torch without a method
 _EPOCHS = re.compile(r"(\d+)ep")
@@ -114,8 +116,6 @@ def choose_methods(text: str) -> tuple[str, ...]:
         >>> choose_methods("bcop, aol,aol")
         ('bcop', 'aol')
     """
-    from onelip.methods.registry import METHODS
-
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     if names == ["all"]:
         return tuple(METHODS)

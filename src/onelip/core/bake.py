@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
 from onelip.core.errors import NonFiniteWeight
-from onelip.core.state import State, unchanged
+from onelip.core.state import State, uncached
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -51,8 +51,12 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
     if is_plain(model, fold=fold):
         plain = copy.deepcopy(model)
     else:
-        with unchanged(model):
-            plain = _bake(copy.deepcopy(model), expand, fold)
+        state = State(model)
+        try:
+            with uncached():
+                plain = _bake(model, expand, fold, state)
+        finally:
+            state.restore()
     _check_finite(plain)
     return plain
 
@@ -79,12 +83,11 @@ def plain_of(model: Model, *, fold: bool = True) -> Model:
     return model
 
 
-def _bake(model: Model, expand: bool, fold: bool) -> Model:
-    """Bake a model that may be changed: computing its weights may change its state."""
+def _bake(model: Model, expand: bool, fold: bool, state: State) -> Model:
+    """Bake a model; raise if computing its weights changes its state."""
     # deepcopy + remove_parametrizations would remove the property from the class that the copy shares with the original
     # and so break the original. Instead, deepcopy's memo maps each parametrized layer to its plain replacement. This
     # keeps shared modules shared, and works for references from anywhere in the model.
-    state = State(model)
     layers = [module for module in model.modules() if parametrize.is_parametrized(module)]
     forms = {id(layer): _plain_form(layer) if expand else None for layer in layers}
     done: dict[int, Any] = {id(layer): forms[id(layer)] or _empty_plain(layer) for layer in layers}

@@ -67,7 +67,7 @@ def is_foldable(module: nn.Module) -> bool:
     if (type(module) not in _AXES and _shift(module) is None) or "forward" in module.__dict__:
         return False
     found = _numbers(module)
-    return found is not None and all(bool(numbers.isfinite().all()) for numbers in found)
+    return found is not None and all(numbers.is_meta or bool(numbers.isfinite().all()) for numbers in found)
 
 
 def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
@@ -104,21 +104,20 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
 
 
 def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """a and b in float64; None if the module uses batch statistics or its tensors have no values."""
+    """a and b in float64, on the CPU or without values on the meta device; None if the module uses batch statistics."""
     if (shift := _shift(norm)) is not None:
         moved = shift.mean
         assert isinstance(moved, Tensor)
-        if moved.is_meta:
-            return None
-        b = -moved.detach().to("cpu", torch.float64)
+        b = -moved.detach().to("meta" if moved.is_meta else "cpu", torch.float64)
         return torch.ones_like(b), b
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     mean, variance = norm.running_mean, norm.running_var
-    if mean is None or variance is None or mean.is_meta or variance.is_meta:
+    if mean is None or variance is None:
         return None
+    device = "meta" if mean.is_meta or variance.is_meta else "cpu"
     tensors = {"mean": mean, "variance": variance, "weight": norm.weight, "bias": norm.bias}
-    wide = {name: t.detach().to("cpu", torch.float64) for name, t in tensors.items() if t is not None}
-    a = wide.get("weight", torch.ones(len(mean), dtype=torch.float64)) / (wide["variance"] + norm.eps).sqrt()
+    wide = {name: t.detach().to(device, torch.float64) for name, t in tensors.items() if t is not None}
+    a = wide.get("weight", torch.ones_like(wide["mean"])) / (wide["variance"] + norm.eps).sqrt()
     return a, wide.get("bias", torch.zeros_like(a)) - wide["mean"] * a
 
 
@@ -132,13 +131,13 @@ def _shift(module: nn.Module) -> nn.Module | None:
 def _scale_outputs(layer: Any, a: Tensor, b: Tensor) -> None:
     """Set W' = a W and b' = a b_W + b, each number rounded from float64 once."""
     old, bias = layer.weight, layer.bias
-    weight = old.detach().to("cpu", torch.float64)
+    weight = old.detach().to(a.device, torch.float64)
     if getattr(layer, "transposed", False):  # (inputs, outputs of a group, *kernel), by groups of inputs
         factors = a.reshape(layer.groups, 1, -1, *(1,) * (weight.dim() - 2))
         weight = (weight.unflatten(0, (layer.groups, -1)) * factors).flatten(0, 1)
     else:
         weight = weight * a.reshape(-1, *(1,) * (weight.dim() - 1))
-    b = b if bias is None else b + a * bias.detach().to("cpu", torch.float64)
+    b = b if bias is None else b + a * bias.detach().to(a.device, torch.float64)
     layer.weight = nn.Parameter(weight.to(old), old.requires_grad)
     layer.bias = nn.Parameter(b.to(old), old.requires_grad if bias is None else bias.requires_grad)
 

@@ -25,7 +25,7 @@ from onelip.core.errors import RecipeError, RunError
 from onelip.core.files import disk_error
 from onelip.export.files import ExportError, ExportTaken, make_folder, read_certificate, write_files
 from onelip.export.plain import plain_bytes, read_plain
-from onelip.training.build import build_model, load_run, set_layout
+from onelip.training.build import build_plain, load_run, set_layout
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
 CONFIG, WEIGHTS, CARD, CERTIFICATE = "config.json", "model.safetensors", "README.md", "certificate.json"
@@ -152,23 +152,18 @@ def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrai
     if config_file.is_file() and config_file.stat().st_size > CONFIG_LIMIT:
         raise ExportError(f"{config_file}: expected a config of at most {CONFIG_LIMIT:,} bytes, got a larger file")
     config = read_config(RunDirectory(path))
-    # On the meta device first: an untrusted config may describe a network of any size, which the file must contain.
-    with torch.device("meta"):
-        plain = _build(config)
+    plain = _build(config)
     plain.load_state_dict(read_plain(path / WEIGHTS, plain.state_dict()), assign=True)
-    # Use the memory layout of training: it determines the order of sums, and so the last bits.
     set_layout(plain, config.recipe)
     certificate = path / CERTIFICATE
     return Pretrained(plain.eval(), config, path, certificate if certificate.is_file() else None)
 
 
 def _build(config: RunConfig) -> nn.Module:
-    """The plain network of a config, with any weights."""
     try:
-        model = build_model(config.recipe, len(config.class_names), config.shape)
+        return build_plain(config)
     except RecipeError as error:
         raise ExportError(f"{error}; the config was written by another version of onelip") from error
-    return bake(model)
 
 
 def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
@@ -278,7 +273,7 @@ def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
     if mine != theirs:
         name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
         raise ExportError(f"the config builds another model: tensor {name!r} differs; pass the config of this model")
-    built.load_state_dict(plain.state_dict())
+    built.load_state_dict(plain.state_dict(), assign=True)
     set_layout(built, config.recipe)
     images = torch.rand(4, *config.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

@@ -2,15 +2,16 @@
 
 from onelip.core.errors import CannotTrace
 from onelip.graph import kinds, ops as ops
+from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.step import Refusal, Step, known_operations, register_rule
-from onelip.graph.trace import Graph, Node, Ref, trace
+from onelip.graph.trace import trace
 
 __all__ = [
+    "Call",
     "CannotTrace",
     "Graph",
     "Lowering",
-    "Node",
     "Ref",
     "Refusal",
     "Step",

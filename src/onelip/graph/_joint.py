@@ -1,6 +1,6 @@
 """Steps that bring parts of one tensor together again, bounded by what they read rather than by the sum of all.
 
-Let A be the last node through which all operands of a step depend on the input (its dominator). Each operand, and then
+Let A be the last call through which all operands of a step depend on the input (its dominator). Each operand, and then
 the step itself, gets weights w_i >= 0, one for each entry of A, with
 
     ||f - f'||^2 <= sum_i w_i (A_i - A'_i)^2,
@@ -13,12 +13,12 @@ so the step is sqrt(max w)-Lipschitz in A. The weights follow the program:
     side by side        the sum of the weights: where the parts are disjoint, each entry of A is in one of them
     f + g               (1 + t) w_f + (1 + 1/t) w_g for any t > 0, as |a + b|^2 <= (1 + t) |a|^2 + (1 + 1/t) |b|^2
 
-Where parts overlap, both weights count: nothing is assumed of them. Several operands that reach A through one node D
+Where parts overlap, both weights count: nothing is assumed of them. Several operands that reach A through one call D
 are first bounded together in terms of D.
 
 Note [Orders]
     The maximum and the minimum of two tensors are two slices of one tensor: of the two, side by side, sorted pair by
-    pair. Sorting is 1-Lipschitz (rearrangement). So this sorted tensor is put in between, as a node that the program
+    pair. Sorting is 1-Lipschitz (rearrangement). So this sorted tensor is put in between, as a call that the program
     does not have: then max(a, b) and min(a, b) are disjoint parts of it. Likewise amax, amin, median, topk and sort of
     one tensor over the same axes.
 """
@@ -37,9 +37,9 @@ from torch.utils._pytree import tree_map
 from onelip.core.rounding import multiply_up, up, up_root
 from onelip.graph import _rows
 from onelip.graph._rows import Decisions, NoRows, Rows
+from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.ops.movement import COPIES, MOVES, SPLITS, inserted, trace_entries
 from onelip.graph.step import Refusal, Step, StepBound, check_alike, find_rule
-from onelip.graph.trace import Graph, Node, Ref
 
 _TYPES = (torch.float32, torch.float64, torch.bool)
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor")
@@ -77,16 +77,16 @@ _MEETS = 2.0**-40  # how far pieces may be apart, of their coefficients: see Not
 
 
 class Weight(NamedTuple):
-    """A bound of a step in terms of a node before it: sqrt of the largest weight, and a remark."""
+    """A bound of a step in terms of a call before it: sqrt of the largest weight, and a remark."""
 
     constant: float
-    ancestor: int  # a node of the graph
+    ancestor: int  # a call of the graph
     remark: str | None
 
 
 @dataclass(frozen=True)
 class _Entity:
-    """A node of the graph, or one that is put in between (Note [Orders]).
+    """A call of the graph, or one that is put in between (Note [Orders]).
 
     Attributes:
         shape: of a sample.
@@ -94,7 +94,7 @@ class _Entity:
         parent: the last entity through which it depends on the input; its own number for the input.
         depth: number of parents above.
         factor: its constant in its one operand; None if there are several, or if none is known.
-        node: the node of the graph.
+        call: the call of the graph.
         positions: if it consists of entries of its one operand, a function that gives which.
     """
 
@@ -103,69 +103,69 @@ class _Entity:
     parent: int
     depth: int
     factor: float | None
-    node: Node | None = None
+    call: Call | None = None
     positions: Callable[[], Tensor] | None = None
 
 
 class Joint:
-    """Follows a graph node by node; `enter` every node, in order."""
+    """Follows a graph call by call; `enter` every call, in order."""
 
     def __init__(self, graph: Graph, effort: Any) -> None:
         self.graph, self.effort = graph, effort
         self.entities: list[_Entity] = []
-        self.of_node: dict[int, int] = {}
+        self.of_call: dict[int, int] = {}
         self._same: dict[Any, int] = {}
-        self._refused: set[int] = set()  # nodes
+        self._refused: set[int] = set()  # calls
         self._roots: set[int] = set()  # entities that stand for roots
         self._pairs: dict[tuple[int, ...], int] = {}  # by the two
         self._sorted: dict[tuple[int, ...], int] = {}  # by the tensor, and the axes
         self._regions: dict[int, _Region] = {}
         self._links: dict[int, tuple[Tensor, str | None] | None] = {}
 
-    def enter(self, node: Node, verdict: StepBound) -> Weight | None:
-        """Add a node, with what its rule says; a bound if parts come together here.
+    def enter(self, call: Call, verdict: StepBound) -> Weight | None:
+        """Add a call, with what its rule says; a bound if parts come together here.
 
-        A node that is made of squares stands for its root, as `StepBound.root` does.
+        A call that is made of squares stands for its root, as `StepBound.root` does.
         """
         try:
-            entity = self._entity(node, verdict)
+            entity = self._entity(call, verdict)
         except Exception:  # of what cannot be followed nothing is known
-            entity = self._new(node.shape[1:], (), None)
-        self.of_node[node.index] = entity
+            entity = self._new(call.shape[1:], (), None)
+        self.of_call[call.index] = entity
         try:
-            return self._bound(node, entity)
+            return self._bound(call, entity)
         except Exception:  # and proves nothing
             return None
 
-    def _entity(self, node: Node, verdict: StepBound) -> int:
-        key = self._key(node)
+    def _entity(self, call: Call, verdict: StepBound) -> int:
+        key = self._key(call)
         if key not in self._same:
-            self._same[key] = self._made(node, verdict)
+            self._same[key] = self._made(call, verdict)
         if verdict.root is not None:
             self._roots.add(self._same[key])
         return self._same[key]
 
-    def _made(self, node: Node, verdict: StepBound) -> int:
-        unknown = (node.shape[1:], (), None)
+    def _made(self, call: Call, verdict: StepBound) -> int:
+        unknown = (call.shape[1:], (), None)
         if verdict.root is not None or verdict.by_roots:
-            inputs = node.inputs if verdict.ancestor is None else (verdict.ancestor,)
-            if len(inputs) > 1 and node.op not in _SUMS:
+            inputs = call.inputs if verdict.ancestor is None else (verdict.ancestor,)
+            if len(inputs) > 1 and call.op not in _SUMS:
                 return self._new(*unknown)
-            operands = tuple(self.of_node[i] for i in inputs)
-            return self._new(node.shape[1:], operands, verdict.root_factor, None if verdict.root is not None else node)
-        reads = [self.graph.nodes[i] for i in node.inputs]
+            operands = tuple(self.of_call[i] for i in inputs)
+            return self._new(call.shape[1:], operands, verdict.root_factor, None if verdict.root is not None else call)
+        reads = [self.graph.calls[i] for i in call.inputs]
         if verdict.is_refused:
             # Perhaps it has rows: a product with a mask jumps, and a sum of two may not.
-            self._refused.add(node.index)
-            return self._new(*unknown) if node.op not in _OPERATIONS else self._plain(node, None)
-        is_lost = any(self.of_node[read.index] in self._roots for read in reads) or (
-            node.op == "getitem" and reads[0].index in self._refused
+            self._refused.add(call.index)
+            return self._new(*unknown) if call.op not in _OPERATIONS else self._plain(call, None)
+        is_lost = any(self.of_call[read.index] in self._roots for read in reads) or (
+            call.op == "getitem" and reads[0].index in self._refused
         )
-        return self._new(*unknown) if is_lost else self._add(node, verdict.factor)
+        return self._new(*unknown) if is_lost else self._add(call, verdict.factor)
 
-    def _bound(self, node: Node, number: int) -> Weight | None:
+    def _bound(self, call: Call, number: int) -> Weight | None:
         found = self.entities[number]
-        if found.operands and found.operands[0] in self._pairs.values():  # of a pair, which is none of the nodes
+        if found.operands and found.operands[0] in self._pairs.values():  # of a pair, which is none of the calls
             number, found = found.operands[0], self.entities[found.operands[0]]
         if len(found.operands) < 2:
             return None
@@ -173,50 +173,50 @@ class Joint:
         if link is None or not self.region(found.parent).has_parts(found.operands):
             return None
         constant, above = _root(link[0]), found.parent
-        while (ancestor := self.entities[above].node) is None:
+        while (ancestor := self.entities[above].call) is None:
             scale = self.scale(above, self.entities[above].parent)
             if scale is None:
                 return None
             constant, above = multiply_up(constant, scale), self.entities[above].parent
         return Weight(constant, ancestor.index, link[1])
 
-    def _add(self, node: Node, factor: float | None) -> int:
-        producer = self.graph.nodes[node.inputs[0]] if node.op == "getitem" else node
+    def _add(self, call: Call, factor: float | None) -> int:
+        producer = self.graph.calls[call.inputs[0]] if call.op == "getitem" else call
         step = self.step(producer)
-        if node.op == "getitem" and producer.op in SPLITS:
-            index = node.arguments[1]
-            source = self.of_node[producer.inputs[0]]
-            return self._new(node.shape[1:], (source,), 1.0, node, lambda: trace_entries(step).pieces[index] - 1)
-        if node.op == "getitem" and len(producer.inputs) == 1:
-            found = self._order(node, producer) if producer.op in _ORDERS_OF_SEVERAL else None
-            # One of several results; what the producer's own rule says is in the node's constant.
+        if call.op == "getitem" and producer.op in SPLITS:
+            index = call.arguments[1]
+            source = self.of_call[producer.inputs[0]]
+            return self._new(call.shape[1:], (source,), 1.0, call, lambda: trace_entries(step).pieces[index] - 1)
+        if call.op == "getitem" and len(producer.inputs) == 1:
+            found = self._order(call, producer) if producer.op in _ORDERS_OF_SEVERAL else None
+            # One of several results; what the producer's own rule says is in the call's constant.
             return found if found is not None else self._new(
-                node.shape[1:], (self.of_node[producer.inputs[0]],), self._factor_of(producer, factor), node
+                call.shape[1:], (self.of_call[producer.inputs[0]],), self._factor_of(producer, factor), call
             )  # fmt: skip
-        if (node.op in _PAIRS or node.op in _OF_PAIRS) and len(node.inputs) == 2 and self._are_alike(node):
-            return self._of_pair(node)
-        if node.op in _ORDERS and len(node.inputs) == 1 and (found := self._order(node, node)) is not None:
+        if (call.op in _PAIRS or call.op in _OF_PAIRS) and len(call.inputs) == 2 and self._are_alike(call):
+            return self._of_pair(call)
+        if call.op in _ORDERS and len(call.inputs) == 1 and (found := self._order(call, call)) is not None:
             return found
-        return self._plain(node, factor)
+        return self._plain(call, factor)
 
-    def _plain(self, node: Node, factor: float | None) -> int:
-        operands = tuple(self.of_node[i] for i in node.inputs)
-        return self._new(node.shape[1:], operands, factor if len(operands) == 1 else None, node)
+    def _plain(self, call: Call, factor: float | None) -> int:
+        operands = tuple(self.of_call[i] for i in call.inputs)
+        return self._new(call.shape[1:], operands, factor if len(operands) == 1 else None, call)
 
-    def _key(self, node: Node) -> Any:
-        """The same for nodes that compute the same: programs slice one tensor again and again."""
+    def _key(self, call: Call) -> Any:
+        """The same for calls that compute the same: programs slice one tensor again and again."""
 
         def plain(argument: Any) -> Any:
             if isinstance(argument, Ref):
-                return "node", self.of_node[argument.index]
+                return "call", self.of_call[argument.index]
             return ("tensor", id(argument)) if isinstance(argument, Tensor) else argument
 
-        if not node.inputs:
-            return node.index
-        return repr((node.op, id(node.module), tree_map(plain, (node.arguments, node.keywords))))
+        if not call.inputs:
+            return call.index
+        return repr((call.op, id(call.module), tree_map(plain, (call.arguments, call.keywords))))
 
-    def _factor_of(self, producer: Node, factor: float | None) -> float | None:
-        own = self.entities[self.of_node[producer.index]].factor
+    def _factor_of(self, producer: Call, factor: float | None) -> float | None:
+        own = self.entities[self.of_call[producer.index]].factor
         return None if own is None or factor is None else multiply_up(own, factor)
 
     def _new(
@@ -224,38 +224,38 @@ class Joint:
         shape: tuple[int, ...],
         operands: tuple[int, ...],
         factor: float | None,
-        node: Node | None = None,
+        call: Call | None = None,
         positions: Callable[[], Tensor] | None = None,
     ) -> int:
         number = len(self.entities)
         parent = self.common(operands) if operands else 0
         depth = self.entities[parent].depth + 1 if number else 0
-        self.entities.append(_Entity(shape, operands, parent, depth, factor, node, positions))
+        self.entities.append(_Entity(shape, operands, parent, depth, factor, call, positions))
         return number
 
-    def _are_alike(self, node: Node) -> bool:
+    def _are_alike(self, call: Call) -> bool:
         """Whether both operands have the shape of the result."""
-        return all(self.graph.nodes[i].shape == node.shape for i in node.inputs)
+        return all(self.graph.calls[i].shape == call.shape for i in call.inputs)
 
-    def _of_pair(self, node: Node) -> int:
+    def _of_pair(self, call: Call) -> int:
         """The larger or the smaller of two, Note [Orders], or something else that is 1-Lipschitz in the pair."""
-        pair = tuple(sorted(self.of_node[i] for i in node.inputs))
-        shape = node.shape[1:]
+        pair = tuple(sorted(self.of_call[i] for i in call.inputs))
+        shape = call.shape[1:]
         if pair not in self._pairs:
             self._pairs[pair] = self._new((2, *shape), pair, None)
-        if node.op in _OF_PAIRS:
-            return self._new(shape, (self._pairs[pair],), 1.0, node)
+        if call.op in _OF_PAIRS:
+            return self._new(shape, (self._pairs[pair],), 1.0, call)
         positions = torch.arange(2 * math.prod(shape)).reshape(2, *shape)
-        which = _PAIRS[node.op]
-        return self._new(shape, (self._pairs[pair],), 1.0, node, lambda: positions[which])
+        which = _PAIRS[call.op]
+        return self._new(shape, (self._pairs[pair],), 1.0, call, lambda: positions[which])
 
-    def _order(self, node: Node, producer: Node) -> int | None:
+    def _order(self, call: Call, producer: Call) -> int | None:
         """Some entries of groups, by their rank, Note [Orders]."""
-        source = self.of_node[producer.inputs[0]]
+        source = self.of_call[producer.inputs[0]]
         shape = self.entities[source].shape
         step = self.step(producer)
         dim = step.argument("dim")
-        index = node.arguments[1] if node.op == "getitem" else 0
+        index = call.arguments[1] if call.op == "getitem" else 0
         axes = sorted({d % (len(shape) + 1) - 1 for d in (dim if isinstance(dim, list | tuple) else [dim])}
                       if dim is not None and dim != [] else {-1})  # fmt: skip
         if axes[0] < 0 or (index and "aminmax" not in producer.op):  # the batch; or indices, which jump
@@ -272,12 +272,12 @@ class Joint:
 
         def positions() -> Tensor:
             found = torch.arange(math.prod(shape)).reshape(*kept, count)[..., ranks]
-            return (found.movedim(-1, axes[0]) if len(axes) == 1 else found).reshape(node.shape[1:])
+            return (found.movedim(-1, axes[0]) if len(axes) == 1 else found).reshape(call.shape[1:])
 
-        return self._new(node.shape[1:], (between,), 1.0, node, positions)
+        return self._new(call.shape[1:], (between,), 1.0, call, positions)
 
-    def step(self, node: Node, constants: Any = ()) -> Step:
-        return Step(node, self.graph, constants, self.effort)
+    def step(self, call: Call, constants: Any = ()) -> Step:
+        return Step(call, self.graph, constants, self.effort)
 
     def region(self, ancestor: int) -> "_Region":
         if ancestor not in self._regions:
@@ -320,7 +320,7 @@ class Joint:
 
 def _ranks(step: Step, count: int, index: int) -> list[int] | None:
     """Which entries of each sorted group a step gives, from the smallest on."""
-    name = step.node.op.split(".")[1]
+    name = step.call.op.split(".")[1]
     if name == "sort":
         return list(range(count))[:: -1 if step.argument("descending") else 1]
     if name == "topk":
@@ -352,7 +352,7 @@ class _Region:
                 missing.pop()
                 continue
             entity = self.joint.entities[missing[-1]]
-            has_rows = entity.positions is not None or (entity.node is not None and self._may_have_rows(entity.node))
+            has_rows = entity.positions is not None or (entity.call is not None and self._may_have_rows(entity.call))
             on = (*entity.operands, entity.parent) if has_rows else (entity.parent,)
             if unknown := [other for other in on if other not in found]:
                 missing += unknown
@@ -366,9 +366,9 @@ class _Region:
                 found[last] = found[entity.parent]
         return found[number]
 
-    def _may_have_rows(self, node: Node) -> bool:
-        is_known = node.op in _OPERATIONS or node.op in MOVES or node.op in COPIES
-        is_fit = node.dtype in _TYPES and node.shape[:1] == (self.joint.graph.batch,)
+    def _may_have_rows(self, call: Call) -> bool:
+        is_known = call.op in _OPERATIONS or call.op in MOVES or call.op in COPIES
+        is_fit = call.dtype in _TYPES and call.shape[:1] == (self.joint.graph.batch,)
         return is_known and is_fit
 
     def has_parts(self, operands: Sequence[int]) -> bool:
@@ -378,49 +378,49 @@ class _Region:
     def join(self, number: int) -> tuple[Tensor, str | None] | None:
         """Weights of an entity with several operands, and a remark; None if nothing is known."""
         entity = self.joint.entities[number]
-        if entity.node is None:
+        if entity.call is None:
             found = self._family([(operand, 1) for operand in entity.operands])
             return None if found is None else (found, None)
         if self.has_parts(entity.operands):
             try:
-                return self._parts(number, entity.node)
+                return self._parts(number, entity.call)
             except (NoRows, Refusal):
                 pass
-        rule = find_rule(entity.node.op)
-        if rule is None or entity.node.index in self.joint._refused:
+        rule = find_rule(entity.call.op)
+        if rule is None or entity.call.index in self.joint._refused:
             return None
-        constants = {i: self.joint.scale(self.joint.of_node[i], self.ancestor) for i in entity.node.inputs}
+        constants = {i: self.joint.scale(self.joint.of_call[i], self.ancestor) for i in entity.call.inputs}
         if any(constant is None for constant in constants.values()):
             return None
         try:
-            constant = rule(self.joint.step(entity.node, constants)).constant
+            constant = rule(self.joint.step(entity.call, constants)).constant
         except Refusal:
             return None
         return None if constant is None else (torch.tensor(_square_up(constant), dtype=torch.float64), None)
 
-    def _parts(self, number: int, node: Node) -> tuple[Tensor, str | None]:
+    def _parts(self, number: int, call: Call) -> tuple[Tensor, str | None]:
         if self.kind(number) == "rows" and (rows := self.rows(number)) is not None:
             exact = self.decisions.is_continuous(rows, 0.0)
             if exact or self.decisions.is_continuous(rows, _MEETS):
                 return _rows.weights(rows, self.size), None if exact else _REMARK
-        found = self._sum(node) if node.op in _SUMS else self._side_by_side(node) if node.op in MOVES else None
+        found = self._sum(call) if call.op in _SUMS else self._side_by_side(call) if call.op in MOVES else None
         if found is None:
             raise NoRows
         return found, None
 
-    def _sum(self, node: Node) -> Tensor | None:
-        step = self.joint.step(node)
+    def _sum(self, call: Call) -> Tensor | None:
+        step = self.joint.step(call)
         alpha = abs(float(step.argument("alpha")))
         terms = []
         for name, factor in (("self", 1.0), ("other", alpha)):
             operand = step.argument(name)
-            if node.op == "aten.rsub.Tensor":
+            if call.op == "aten.rsub.Tensor":
                 factor = 1.0 if name == "other" else alpha
-            shape = self.joint.graph.nodes[operand.index].shape
-            if len(shape) != len(node.shape):
+            shape = self.joint.graph.calls[operand.index].shape
+            if len(shape) != len(call.shape):
                 return None
-            copies = math.prod(node.shape) // max(1, math.prod(shape))
-            weights = self._whole(self.joint.of_node[operand.index])
+            copies = math.prod(call.shape) // max(1, math.prod(shape))
+            weights = self._whole(self.joint.of_call[operand.index])
             if weights is None:
                 return None
             terms.append(_times(_square_up(factor), _times(float(copies), weights)))
@@ -432,15 +432,15 @@ class _Region:
                 for t in (ratio ** (p / 4) for p in range(2, 9))]  # fmt: skip
         return min(sums, key=lambda weights: float(weights.max()))
 
-    def _side_by_side(self, node: Node) -> Tensor | None:
-        moved = trace_entries(self.joint.step(node))
+    def _side_by_side(self, call: Call) -> Tensor | None:
+        moved = trace_entries(self.joint.step(call))
         numbers = torch.cat([piece.flatten() for piece in moved.pieces])
         parts: list[Rows] = []
         columns = torch.full((1 + sum(moved.lengths),), -1)  # from the numbers of `Moved` to places in the parts
         others: list[tuple[int, int]] = []
         start, place = 1, 0
         for owner, length in zip(moved.owners, moved.lengths, strict=True):
-            entity = self.joint.of_node[owner.index]
+            entity = self.joint.of_call[owner.index]
             rows = self.rows(entity) if self.kind(entity) == "rows" else None
             if rows is None:
                 counts = torch.bincount(numbers, minlength=len(columns))[start : start + length]
@@ -564,27 +564,27 @@ class _Region:
             (source,) = operands
             assert source is not None
             return _rows.pick(source, entity.positions())
-        assert entity.node is not None
-        node, step = entity.node, self.joint.step(entity.node)
-        if node.op in COPIES:
-            if not (node.dtype.is_floating_point or self.joint.graph.nodes[node.inputs[0]].dtype == node.dtype):
+        assert entity.call is not None
+        call, step = entity.call, self.joint.step(entity.call)
+        if call.op in COPIES:
+            if not (call.dtype.is_floating_point or self.joint.graph.calls[call.inputs[0]].dtype == call.dtype):
                 raise NoRows
-            return self._operand(step, node.arguments[0])
-        if node.op in MOVES and not (node.op == "aten.where.self" and isinstance(node.arguments[0], Ref)):
+            return self._operand(step, call.arguments[0])
+        if call.op in MOVES and not (call.op == "aten.where.self" and isinstance(call.arguments[0], Ref)):
             return self._moved(step)
-        name = node.op.split(".")[1]
+        name = call.op.split(".")[1]
         if name in _SMOOTH:
             if entity.factor is None:
                 raise NoRows
             least = 0.0 if name in _INCREASING else -entity.factor
-            return self.decisions.smooth(self._operand(step, node.arguments[0]), least, entity.factor)
+            return self.decisions.smooth(self._operand(step, call.arguments[0]), least, entity.factor)
         return self._entry_by_entry(step, name)
 
     def _operand(self, step: Step, argument: Any) -> Rows:
         """An argument of a step entry by entry, broadcast."""
-        shape = step.node.shape
+        shape = step.call.shape
         if isinstance(argument, Ref):
-            rows = self._rows.get(self.joint.of_node[argument.index])
+            rows = self._rows.get(self.joint.of_call[argument.index])
             if rows is None or len(rows.shape) != len(shape) - 1:
                 raise NoRows
             return _rows.expand(rows, shape[1:])
@@ -594,15 +594,15 @@ class _Region:
     def _moved(self, step: Step) -> Rows:
         moved = trace_entries(step)
         (piece,) = moved.pieces
-        parts = [self._rows[self.joint.of_node[owner.index]] for owner in moved.owners]
+        parts = [self._rows[self.joint.of_call[owner.index]] for owner in moved.owners]
         fixed = _rows.constant(inserted(step) if bool((piece == 0).any()) else torch.zeros(1))
         everything = _rows.concatenate([*(part for part in parts if part is not None), fixed])
         places = torch.arange(piece.numel()).reshape(piece.shape)
         return _rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
 
     def _entry_by_entry(self, step: Step, name: str) -> Rows:
-        arguments = step.node.arguments
-        if not (step.node.dtype.is_floating_point or name in _SIGNS or "not" in name):
+        arguments = step.call.arguments
+        if not (step.call.dtype.is_floating_point or name in _SIGNS or "not" in name):
             raise NoRows  # sums of booleans are no sums
         first = self._operand(step, arguments[0])
         if name in ("add", "sub", "rsub"):
@@ -622,7 +622,7 @@ class _Region:
         if name == "neg":
             return _rows.scale(first, -1.0)
         if name in ("logical_not", "bitwise_not"):
-            if len(first.index) or step.node.dtype != torch.bool:
+            if len(first.index) or step.call.dtype != torch.bool:
                 raise NoRows
             return replace(first, shift=1 - first.shift)
         if name == "where":

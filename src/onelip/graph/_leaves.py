@@ -1,8 +1,8 @@
-"""Layers that stay single nodes of a graph.
+"""Layers that stay single calls of a graph.
 
 Note [Leaves]
     A linear layer says more as a module than as ATen calls (circular padding is one operator there, a copying pad and a
-    convolution here), and so does a layer of `onelip.nn`, which states a constant. These stay single nodes: during the
+    convolution here), and so does a layer of `onelip.nn`, which states a constant. These stay single calls: during the
     trace their `forward` is one opaque operation. A layer with hooks, or with a forward that was replaced, is none of
     these and is traced through; so is one that is called under autocast, since it computes something else there.
 """
@@ -25,7 +25,7 @@ _WHOLE: set[type[nn.Module]] = set()
 
 
 def keep_whole(*layers: type[nn.Module]) -> None:
-    """Keep layers of torch as single nodes: their rule is lost in ATen operations."""
+    """Keep layers of torch as single calls: their rule is lost in ATen operations."""
     _WHOLE.update(layers)
 
 

@@ -28,7 +28,7 @@ class Masks(TorchFunctionMode):
         self.counts = counts
         self.found: list[int] = []
         self.is_used = False
-        self._depth = 0  # of calls of single nodes, whose masks the graph does not show
+        self._depth = 0  # of layers that are single calls, whose masks the graph does not show
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,7 +59,7 @@ class Masks(TorchFunctionMode):
         return list(_operation()(index, self.counts.pop(0)).unbind(1))
 
     def count(self, model: nn.Module, example: Tensor, leaves: list[str]) -> list[int]:
-        """What each mask of a model picks, those of single nodes left out. The model is run."""
+        """What each mask of a model picks, except those in layers that are single calls. The model is run."""
         for path in leaves:
             leaf = model.get_submodule(path)
             leaf.register_forward_pre_hook(lambda *_: self._go(1))

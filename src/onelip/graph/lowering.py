@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
+from onelip.graph.calls import Graph, Ref
 from onelip.graph.kinds import Input, Node, Program, Stored
 from onelip.graph.step import argument_of
-from onelip.graph.trace import Graph, Ref, trace
+from onelip.graph.trace import trace
 
 Rule = Callable[["Lowering"], int]
 AnyRule = TypeVar("AnyRule", bound=Rule)
@@ -53,12 +54,12 @@ class Lowering:
         self.graph = graph
         self.stored = stored  # the state dict
         self.nodes: list[Node] = []
-        self.call = graph.nodes[0]
+        self.call = graph.calls[0]
         self._where: dict[int, int] = {}  # traced call -> node that holds its values
 
     def program(self) -> Program:
         """All calls in order."""
-        for call in self.graph.nodes:
+        for call in self.graph.calls:
             self.call = call
             self._check()
             self._where[call.index] = self._number()

@@ -16,26 +16,26 @@ from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.precision import full_precision
 from onelip.core.state import State, unchanged
+from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.step import StepBound, aten
-from onelip.graph.trace import Graph, Node, Ref
 
 
 def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
     """What the rules have proved of a graph."""
     claims = []
-    for node, verdict in zip(graph.nodes, verdicts, strict=True):
-        factor = verdict.factor if len(node.inputs) == 1 else None
-        run = _Runner(node, [graph.nodes[i].dtype for i in node.inputs])
-        title = f"{node.place or 'the model'} ({type(node.module).__name__ if node.module is not None else node.op})"
-        claims.append(Claim(title, node.inputs, run, verdict.constant, factor))
+    for call, verdict in zip(graph.calls, verdicts, strict=True):
+        factor = verdict.factor if len(call.inputs) == 1 else None
+        run = _Runner(call, [graph.calls[i].dtype for i in call.inputs])
+        title = f"{call.place or 'the model'} ({type(call.module).__name__ if call.module is not None else call.op})"
+        claims.append(Claim(title, call.inputs, run, verdict.constant, factor))
     return Claims(claims[: graph.output + 1])
 
 
 class _Runner:
-    """A node as a function of its operands in float64, whatever type it was traced in: real arithmetic, nearly."""
+    """A call as a function of its operands in float64, whatever type it was traced in: real arithmetic, nearly."""
 
-    def __init__(self, node: Node, dtypes: list[torch.dtype]) -> None:
-        self.node, self.dtypes = node, dtypes
+    def __init__(self, call: Call, dtypes: list[torch.dtype]) -> None:
+        self.call, self.dtypes = call, dtypes
         self.unit = UNIT
         self._wide: nn.Module | None = None
 
@@ -51,16 +51,16 @@ class _Runner:
         return _cast(self._run(narrow, widen=False), torch.float64)
 
     def _run(self, operands: Sequence[Any], *, widen: bool) -> Any:
-        node = self.node
-        if node.op == "getitem":
-            return operands[0][node.arguments[1]]
-        if node.module is not None:
+        call = self.call
+        if call.op == "getitem":
+            return operands[0][call.arguments[1]]
+        if call.module is not None:
             if widen and self._wide is None:
-                self._wide = copy.deepcopy(node.module).cpu().double().requires_grad_(False)
-            layer = self._wide if widen else node.module
+                self._wide = copy.deepcopy(call.module).cpu().double().requires_grad_(False)
+            layer = self._wide if widen else call.module
             assert layer is not None
             return layer.forward(operands[0])
-        given = dict(zip(node.inputs, operands, strict=True))
+        given = dict(zip(call.inputs, operands, strict=True))
 
         def fill(argument: Any) -> Any:
             if isinstance(argument, Ref):
@@ -73,8 +73,8 @@ class _Runner:
                 return torch.device("cpu")
             return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
 
-        arguments, keywords = tree_map(fill, tuple(node.arguments)), tree_map(fill, dict(node.keywords))
-        return arguments[0] if node.op == "constant" else aten(node.op)(*arguments, **keywords)
+        arguments, keywords = tree_map(fill, tuple(call.arguments)), tree_map(fill, dict(call.keywords))
+        return arguments[0] if call.op == "constant" else aten(call.op)(*arguments, **keywords)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -177,9 +177,9 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
             state.check()
 
 
-def is_linear(node: Node) -> bool:
-    """Whether the node is affine with stored weights."""
-    return isinstance(node.module, LINEAR_LAYERS) or (node.op in _LINEAR and len(node.inputs) == 1)
+def is_linear(call: Call) -> bool:
+    """Whether the call is affine with stored weights."""
+    return isinstance(call.module, LINEAR_LAYERS) or (call.op in _LINEAR and len(call.inputs) == 1)
 
 
 _LINEAR = {

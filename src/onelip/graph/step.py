@@ -1,6 +1,6 @@
-"""What a rule is: from the constants of a node's operands to the constant of the node.
+"""What a rule is: from the constants of a call's operands to the constant of the call.
 
-A rule is a function of a `Step`. It returns `step.times(c, why)` for a node that is c-Lipschitz in its one operand, or
+A rule is a function of a `Step`. It returns `step.times(c, why)` for a call that is c-Lipschitz in its one operand, or
 `step.gives(L, why)` if it has computed the constant from the model's input by itself, and raises `Refusal` with the
 reason where no bound is known. It must hold for every input: the step shows shapes, settings and constants, never
 values of the input. Numbers are rounded up.
@@ -20,23 +20,23 @@ from torch.utils._pytree import tree_map
 
 from onelip.core.bound import Bound
 from onelip.core.rounding import multiply_up
-from onelip.graph.trace import Graph, Node, Ref
+from onelip.graph.calls import Call, Graph, Ref
 
 
 class Refusal(Exception):
-    """Why no bound of a node is known."""
+    """Why no bound of a call is known."""
 
 
 @dataclass(frozen=True)
 class StepBound(Bound):
-    """The bound of a node as a function of the model's input.
+    """The bound of a call as a function of the model's input.
 
     Attributes:
-        factor: the bound of the node by itself, if it has one operand.
+        factor: the bound of the call by itself, if it has one operand.
         remark: what a user should know although there is a proof.
         details: several bounds of one layer.
-        is_refused: whether no bound is known of the node itself, rather than of what it rests on.
-        ancestor: a node before it that the bound rests on, rather than on the operands.
+        is_refused: whether no bound is known of the call itself, rather than of what it rests on.
+        ancestor: a call before it that the bound rests on, rather than on the operands.
         root: the constant of its root, entry by entry: see squares.py.
         root_factor: of its root in that of its one operand.
         by_roots: whether it rests on the roots of its operands.
@@ -56,25 +56,25 @@ class StepBound(Bound):
 
 @dataclass(frozen=True)
 class Step:
-    """A node, and what is known of the nodes before it."""
+    """A call, and what is known of the calls before it."""
 
-    node: Node
+    call: Call
     graph: Graph
-    constants: Sequence[float]  # of the nodes before, as functions of the model's input
+    constants: Sequence[float]  # of the calls before, as functions of the model's input
     effort: Any = "normal"
-    holes: Mapping[int, torch.Tensor] = field(default_factory=dict)  # of the nodes before, by their index
+    holes: Mapping[int, torch.Tensor] = field(default_factory=dict)  # of the calls before, by their index
 
     def argument(self, name: str) -> Any:
         """An argument of the ATen operation by its name, with torch's default where it was left out."""
-        return argument_of(self.node, name)
+        return argument_of(self.call, name)
 
     @property
-    def source(self) -> Node:
-        """The operand, for nodes whose first argument alone depends on the input; others are refused."""
-        first = self.node.arguments[0] if self.node.arguments else None
-        if not isinstance(first, Ref) or len(references((self.node.arguments, self.node.keywords))) != 1:
+    def source(self) -> Call:
+        """The operand, for calls whose first argument alone depends on the input; others are refused."""
+        first = self.call.arguments[0] if self.call.arguments else None
+        if not isinstance(first, Ref) or len(references((self.call.arguments, self.call.keywords))) != 1:
             raise Refusal("several of its operands depend on the input, and no bound holds for all of them")
-        return self.graph.nodes[first.index]
+        return self.graph.calls[first.index]
 
     @property
     def operand_shape(self) -> tuple[int, ...] | None:
@@ -82,12 +82,12 @@ class Step:
         return self.source.shape
 
     def times(self, factor: float, why: str, **more: Any) -> StepBound:
-        """The node is `factor`-Lipschitz in its one operand."""
+        """The call is `factor`-Lipschitz in its one operand."""
         constant = multiply_up(factor, self.constants[self.source.index])
         return StepBound(constant, why, factor, **more)
 
     def gives(self, constant: float, why: str) -> StepBound:
-        """The node is `constant`-Lipschitz in the input of the model."""
+        """The call is `constant`-Lipschitz in the input of the model."""
         return StepBound(constant, why)
 
 
@@ -100,16 +100,16 @@ class ModuleStep(Step):
     """
 
     def __init__(self, module: nn.Module, op: str) -> None:
-        node = Node(0, "", op, module, (), {}, (), (), torch.get_default_dtype())
-        super().__init__(node, Graph((node,), 0, ()), ())
+        call = Call(0, "", op, module, (), {}, (), (), torch.get_default_dtype())
+        super().__init__(call, Graph((call,), 0, ()), ())
 
     def argument(self, name: str) -> Any:
         if name in ("train", "training"):
             return False
-        return getattr(self.node.module, name) if hasattr(self.node.module, name) else super().argument(name)
+        return getattr(self.call.module, name) if hasattr(self.call.module, name) else super().argument(name)
 
     @property
-    def source(self) -> Node:
+    def source(self) -> Call:
         raise Refusal("its constant depends on the size of its input")
 
     @property
@@ -199,18 +199,18 @@ def aten(name: str) -> Any:
         raise ValueError(f"expected the name of an operation such as 'aten.add.Tensor', got {name!r}") from None
 
 
-def argument_of(node: Node, name: str) -> Any:
+def argument_of(call: Call, name: str) -> Any:
     """An argument of an ATen operation by its name, with torch's default where it was left out."""
-    for place, argument in enumerate(aten(node.op)._schema.arguments):
+    for place, argument in enumerate(aten(call.op)._schema.arguments):
         if argument.name == name:
-            if place < len(node.arguments):
-                return node.arguments[place]
-            return node.keywords.get(name, argument.default_value)
-    raise KeyError(f"{node.op} has no argument {name!r}")
+            if place < len(call.arguments):
+                return call.arguments[place]
+            return call.keywords.get(name, argument.default_value)
+    raise KeyError(f"{call.op} has no argument {name!r}")
 
 
 def references(arguments: Any) -> list[Ref]:
-    """All uses of nodes in arguments, each as often as it occurs."""
+    """All uses of calls in arguments, each as often as it occurs."""
     found: list[Ref] = []
     tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, arguments)
     return found
@@ -254,7 +254,7 @@ def check_axes(step: Step, dim: Axes) -> int:
 def check_alike(step: Step, *operands: Any) -> None:
     """Refuse constants, of operations entry by entry, that are not the same for every sample."""
     for constant in operands:
-        if not isinstance(constant, torch.Tensor) or constant.dim() != len(step.node.shape):
+        if not isinstance(constant, torch.Tensor) or constant.dim() != len(step.call.shape):
             continue
         if not bool((constant == constant[:1]).all()):
             raise Refusal("has other constants for one sample than for another")

@@ -1,21 +1,21 @@
-"""What a module computes, as a list of steps in order: each a layer with a rule of its own, or one ATen operation.
+"""Trace a module: list its calls in order, each a layer with a rule of its own or one ATen operation.
 
-Nothing is assumed of a `forward`: torch.export runs it on tensors without values, so what the graph holds is what the
-program does on inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
-looks at values has no single graph and is refused. In-place operations come rewritten without (a write into a view
-becomes a scatter), so that following the operands follows the data. Layers that say more as modules stay single nodes,
-see Note [Leaves] in _leaves.py.
+Nothing is assumed about a `forward`: torch.export runs it on tensors without values, so the graph contains everything
+that the program does with inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
+depends on values has no single graph and raises an error. In-place operations are rewritten (a write into a view
+becomes a scatter), so that following the operands follows the data. Layers with a better rule than their operations
+stay single calls, see Note [Leaves] in _leaves.py.
 
 Note [Batch]
-    The statement about a network is about one sample. So the trace takes two, whatever the example has, and a rule
-    holds for a node only where axis 0 is the batch before and after. A second trace, of four samples, must show the
-    same program: see _again.py.
+    A bound is about one sample. So the trace uses two samples, whatever the length of the example, and a rule holds
+    for a call only if axis 0 is the batch before and after it. A second trace, of four samples, must give the same
+    program: see calls.py.
 
 Note [Calls]
-    What is proved must hold at every call. Between the two traces the model is run: from its first call on nothing that
-    it holds may change (_state.py), for calls of several lengths, with and without gradients, on other numbers; and the
-    program before the first call must be the one after it. So the first call may fill a cache, and by induction all
-    calls are the same program. A layer that stays a single node may not even do that, since its program is not seen.
+    A bound must hold every time the model is run. So the model is run between the two traces, with batches of several
+    lengths and other values, with and without gradients. After the first run its state (onelip.core.state) must not
+    change, and the program before the first run must be the same as after it. So the first run may fill a cache, and by
+    induction all runs are the same program. A layer that stays a single call may not do that: its program is not seen.
 """
 
 import contextlib
@@ -26,7 +26,6 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,63 +36,14 @@ from torch.utils._pytree import tree_any, tree_flatten, tree_map
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
-from onelip.graph._again import first_difference
 from onelip.graph._constants import in_real_arithmetic
 from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
 from onelip.graph._masks import PLACES, Masks
-
-
-@dataclass(frozen=True)
-class Ref:
-    """In a node's arguments: the value of another node."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Node:
-    """One step that depends on the input.
-
-    Attributes:
-        index: its position in `Graph.nodes`; operands come before.
-        place: path of the module in which it happens, such as "blocks.0.conv1"; "" for the model itself.
-        op: "input", "module", "constant" (an output that does not depend on the input), "getitem" (an entry of an
-            operation with several results), or the ATen name, such as "aten.add.Tensor".
-        module: for op "module" the layer itself, baked and in eval mode.
-        arguments: positional ones of an ATen operation, with `Ref` for nodes; constants are tensors and numbers.
-        keywords: likewise.
-        inputs: indices of the operands that depend on the input.
-        shape: of the result, with the batch axis first; () for an operation with several results.
-        dtype: of the result.
-    """
-
-    index: int
-    place: str
-    op: str
-    module: nn.Module | None
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-    inputs: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Graph:
-    """All steps in order; node 0 is the input."""
-
-    nodes: tuple[Node, ...]
-    output: int
-    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch]
-
-    @property
-    def batch(self) -> int:
-        """Length of the batch axis during the trace."""
-        return self.input_shape[0]
+from onelip.graph.calls import Call, Graph, Ref, first_difference
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
-    """The graph of a model in eval mode, on inputs of the example's shape; the model itself is left as it is.
+    """Return the graph of a model in eval mode, for inputs with the shape of the example. The model is not changed.
 
     Args:
         model: takes one tensor and gives one. Parametrized layers are baked: the graph has their stored weights.
@@ -106,7 +56,7 @@ def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
 
     Examples:
         >>> graph = trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), torch.zeros(2, 4))
-        >>> [(node.place, node.op) for node in graph.nodes]
+        >>> [(call.place, call.op) for call in graph.calls]
         [('', 'input'), ('0', 'module'), ('1', 'aten.relu.default')]
     """
     example = _checked_example(model, example)
@@ -144,7 +94,7 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
             f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
             "from working with the length of the batch, and from changing what it reads"
         )
-    if draws and not any(_is_random(_target(node)) for node in first.nodes):
+    if draws and not any(_is_random(_target(call)) for call in first.calls):
         raise CannotTrace(
             "expected a model that is the same function at every call, got one that draws random numbers of torch in "
             "eval mode, and its graph does not show where; leave them out"
@@ -262,7 +212,7 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
 
 
 def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
-    """The functional ATen program of what runs; `plain` is the model itself, with single nodes at some paths."""
+    """The functional ATen program of what runs; `plain` is the model itself, with single calls at some paths."""
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
             program = _program(running, example.detach(), plain, leaves)
@@ -339,7 +289,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Reader:
-    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes nodes."""
+    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes calls."""
 
     def __init__(
         self,
@@ -351,7 +301,7 @@ class _Reader:
         self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
         self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
         self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see _constants.py
-        self.nodes: list[Node] = []
+        self.calls: list[Call] = []
 
     def read(self) -> Graph:
         signature = self.program.graph_signature
@@ -407,11 +357,11 @@ class _Reader:
             )
 
     def _blank(self, argument: Any) -> Any:
-        """Zeros in place of a node."""
+        """Zeros in place of the result of a call."""
         if not isinstance(argument, Ref):
             return argument
-        node = self.nodes[argument.index]
-        return torch.zeros(node.shape, dtype=node.dtype)
+        call = self.calls[argument.index]
+        return torch.zeros(call.shape, dtype=call.dtype)
 
     def _shape(self, node: FxNode, sizes: Sequence[Any]) -> tuple[int, ...]:
         if all(type(size) is int for size in sizes):
@@ -435,17 +385,17 @@ class _Reader:
         elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
             dtype = value[0].dtype
         inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
-        index = len(self.nodes)
-        self.nodes.append(Node(index, place, op, module, arguments, keywords, inputs, shape, dtype))
+        index = len(self.calls)
+        self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype))
         self.values[node] = Ref(index)
 
     def _finish(self, result: FxNode) -> Graph:
         value = self.values[result]
         if not isinstance(value, Ref):  # the output does not depend on the input
             shape, dtype = tuple(value.shape), value.dtype
-            self.nodes.append(Node(len(self.nodes), "", "constant", None, (value,), {}, (), shape, dtype))
-            value = Ref(len(self.nodes) - 1)
-        return Graph(tuple(self.nodes), value.index, self.shape)
+            self.calls.append(Call(len(self.calls), "", "constant", None, (value,), {}, (), shape, dtype))
+            value = Ref(len(self.calls) - 1)
+        return Graph(tuple(self.calls), value.index, self.shape)
 
 
 def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
@@ -468,9 +418,9 @@ def _indices(arguments: Any) -> list[int]:
     return found
 
 
-def _target(node: Node) -> Any:
-    """The operation of a node, or None."""
-    return functools.reduce(getattr, node.op.split("."), torch.ops) if node.op.count(".") == 2 else None
+def _target(call: Call) -> Any:
+    """The operation of a call, or None."""
+    return functools.reduce(getattr, call.op.split("."), torch.ops) if call.op.count(".") == 2 else None
 
 
 def _reads_shape_only(target: Any) -> bool:
@@ -480,7 +430,7 @@ def _reads_shape_only(target: Any) -> bool:
 
 
 def _is_random(target: Any) -> bool:
-    """Random numbers are no constants: such an operation stays a node, which has no rule."""
+    """Random numbers are no constants: such an operation stays a call, which has no rule."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 

@@ -1,6 +1,6 @@
-"""From the constants of the operands to the constant of each node, in the order of the graph.
+"""From the constants of the operands to the constant of each call, in the order of the graph.
 
-The input has the constant 1. A node gets what its rule proves; where there is no rule, or the rule refuses, no bound is
+The input has the constant 1. A call gets what its rule proves; where there is no rule, or the rule refuses, no bound is
 known of it, nor of anything that rests on it. Every number is about one sample, in L2, in real arithmetic.
 """
 
@@ -13,11 +13,11 @@ import torch
 
 from onelip.core.rounding import multiply_up
 from onelip.graph._joint import Joint
+from onelip.graph.calls import Call, Graph
 from onelip.graph.ops.linear import bound_leaf
 from onelip.graph.ops.movement import MOVES, SPLITS
 from onelip.graph.ops.squares import in_roots, squared
 from onelip.graph.step import Refusal, Step, StepBound, find_rule
-from onelip.graph.trace import Graph, Node
 
 _SEVERAL = SPLITS | {"aten.aminmax.default"}
 _EXACT_ENOUGH = (torch.float32, torch.float64)
@@ -36,14 +36,14 @@ _WORDS = {
 
 
 def walk(
-    graph: Graph, *, effort: Any = "normal", progress: Callable[[Node], None] | None = None
+    graph: Graph, *, effort: Any = "normal", progress: Callable[[Call], None] | None = None
 ) -> tuple[StepBound, ...]:
-    """A verdict for every node.
+    """A verdict for every call.
 
     Args:
         graph: of `trace`.
         effort: how hard to work on each stored weight; see `bound_weight`.
-        progress: called with every node before it is bounded.
+        progress: called with every call before it is bounded.
 
     Examples:
         >>> from onelip.graph.trace import trace
@@ -56,14 +56,14 @@ def walk(
     verdicts: list[StepBound] = []
     layers: dict[Any, StepBound] = {}  # a layer used twice is bounded once
     joint = Joint(graph, effort)
-    for node in graph.nodes:
+    for call in graph.calls:
         if progress is not None:
-            progress(node)
-        unknown = [i for i in node.inputs if verdicts[i].constant is None]
+            progress(call)
+        unknown = [i for i in call.inputs if verdicts[i].constant is None]
         # For what rests on an unknown, the rule is asked all the same, so that every gap is named at once.
         known = [1.0 if verdict.constant is None else verdict.constant for verdict in verdicts]
-        holes = {i: verdicts[i].holes for i in node.inputs}
-        step = Step(node, graph, known, effort, {i: found for i, found in holes.items() if found is not None})
+        holes = {i: verdicts[i].holes for i in call.inputs}
+        step = Step(call, graph, known, effort, {i: found for i, found in holes.items() if found is not None})
         verdict = _checked(_verdict(step, layers))
         if unknown:
             verdict = _in_roots(step, replace(verdict, constant=None, root=None), verdicts)
@@ -75,7 +75,7 @@ def walk(
 
 def _in_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBound:
     """The verdict, or what is known by the roots of the operands."""
-    if not any(before[i].root is not None for i in step.node.inputs):
+    if not any(before[i].root is not None for i in step.call.inputs):
         return verdict
     try:
         _check(step)
@@ -86,7 +86,7 @@ def _in_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBo
 
 def _together(step: Step, verdict: StepBound, joint: Joint, before: list[StepBound]) -> StepBound:
     """The verdict, or a smaller bound where parts of one tensor come together."""
-    found = joint.enter(step.node, verdict)
+    found = joint.enter(step.call, verdict)
     constant = None if found is None else before[found.ancestor].constant
     if found is None or constant is None:
         return verdict
@@ -106,37 +106,37 @@ def _together(step: Step, verdict: StepBound, joint: Joint, before: list[StepBou
 def _blamed(graph: Graph, verdicts: list[StepBound]) -> tuple[StepBound, ...]:
     """The verdicts; steps that the output does not rest on, since others are bounded without them, are not refused."""
     found = list(verdicts)
-    constants, roots = {graph.output}, set[int]()  # nodes of which the constant is needed, or that of the root
-    for node in reversed(graph.nodes):
-        verdict = verdicts[node.index]
-        rests = node.inputs if verdict.ancestor is None else [verdict.ancestor]
-        if node.index in constants:
+    constants, roots = {graph.output}, set[int]()  # calls of which the constant is needed, or that of the root
+    for call in reversed(graph.calls):
+        verdict = verdicts[call.index]
+        rests = call.inputs if verdict.ancestor is None else [verdict.ancestor]
+        if call.index in constants:
             (roots if verdict.constant is not None and verdict.by_roots else constants).update(rests)
-        elif node.index in roots and verdict.root is not None:
+        elif call.index in roots and verdict.root is not None:
             (roots if verdict.by_roots else constants).update(rests)
-        if node.index not in constants and verdict.is_refused:
-            found[node.index] = replace(verdict, is_refused=False, why="bounded as a part of a later step")
+        if call.index not in constants and verdict.is_refused:
+            found[call.index] = replace(verdict, is_refused=False, why="bounded as a part of a later step")
     return tuple(found)
 
 
 def _verdict(step: Step, layers: dict[Any, StepBound]) -> StepBound:
-    node = step.node
-    if node.op == "input":
+    call = step.call
+    if call.op == "input":
         return StepBound(1.0, "the input itself")
-    if node.op == "constant":
+    if call.op == "constant":
         return StepBound(0.0, "does not depend on the input")
     try:
         _check(step)
-        if node.op == "getitem":
+        if call.op == "getitem":
             return _piece(step)
-        if node.op != "module":
+        if call.op != "module":
             if (square := squared(step)) is not None:
                 return square
-            rule = find_rule(node.op)
+            rule = find_rule(call.op)
             if rule is None:
-                raise Refusal(_no_rule(node))
+                raise Refusal(_no_rule(call))
             return rule(step)
-        key = (id(node.module), step.source.shape)
+        key = (id(call.module), step.source.shape)
         if key not in layers:
             layers[key] = bound_leaf(step)
         first = layers[key]
@@ -148,34 +148,34 @@ def _verdict(step: Step, layers: dict[Any, StepBound]) -> StepBound:
         return StepBound(None, f"its rule failed: {type(error).__name__}: {error}", is_refused=True)
 
 
-def _no_rule(node: Node) -> str:
-    if node.op in _WORDS:
-        return _WORDS[node.op]
-    if not node.inputs:
+def _no_rule(call: Call) -> str:
+    if call.op in _WORDS:
+        return _WORDS[call.op]
+    if not call.inputs:
         return "random, so there is no one function"
     return (
-        f"no rule for {node.op}; give one with onelip.graph.register_rule({node.op!r}), or put it into a "
+        f"no rule for {call.op}; give one with onelip.graph.register_rule({call.op!r}), or put it into a "
         "LipschitzModule that states its constant"
     )
 
 
 def _check(step: Step) -> None:
     """What holds for every operation: types that keep enough digits, and the batch as the first axis."""
-    node = step.node
-    if step.holes and node.op not in MOVES:
+    call = step.call
+    if step.holes and call.op not in MOVES:
         raise Refusal("reads memory that is not filled")
-    if node.dtype not in _EXACT_ENOUGH:
-        name = str(node.dtype).removeprefix("torch.")
-        if node.dtype.is_floating_point:
+    if call.dtype not in _EXACT_ENOUGH:
+        name = str(call.dtype).removeprefix("torch.")
+        if call.dtype.is_floating_point:
             raise Refusal(f"rounds to {name}, whose rounding error is not negligible; run it in float32 or float64")
-        raise Refusal(f"makes {name} of its input, which {'no rule is for' if node.dtype.is_complex else 'jumps'}")
-    has_several_results = node.shape == () and node.op != "getitem"
-    if not has_several_results and node.shape[:1] != (step.graph.batch,):
-        raise Refusal(f"its result {node.shape} does not have the batch as its first axis")
+        raise Refusal(f"makes {name} of its input, which {'no rule is for' if call.dtype.is_complex else 'jumps'}")
+    has_several_results = call.shape == () and call.op != "getitem"
+    if not has_several_results and call.shape[:1] != (step.graph.batch,):
+        raise Refusal(f"its result {call.shape} does not have the batch as its first axis")
 
 
 def _piece(step: Step) -> StepBound:
-    producer, index = step.source, step.node.arguments[1]
+    producer, index = step.source, step.call.arguments[1]
     if producer.op not in _SEVERAL and index != 0:  # of other operations, only the first result is bounded
         raise Refusal(f"result {index} of {producer.op} has no rule")
     return step.times(1.0, f"result {index} of {producer.op}")

@@ -15,7 +15,7 @@ from onelip.core.geometry import LINEAR_LAYERS
 from onelip.methods.method import Method
 from onelip.methods.registry import METHODS
 
-_LAST_LAYER = "normalised: rows of the last layer have norm 1, and radii are certified per pair of classes."
+_LAST_LAYER = "rows of the last layer have norm 1, and radii are certified per pair of classes."
 _MARKS = {"yes": "yes", "partly": "~", "no": "no"}
 _BEGIN, _END = "<!-- generated from the registry -->\n", "<!-- end -->\n"
 
@@ -53,7 +53,7 @@ def options_of(method: Method) -> list[Option]:
 
     Examples:
         >>> [(option.name, option.default) for option in options_of(METHODS["oni"])]
-        [('steps', 5), ('lipschitz', 1.0), ('last_layer', None)]
+        [('steps', 5), ('lipschitz', 1.0), ('normalise_last_layer', False)]
     """
     documented = method.apply.func if isinstance(method.apply, functools.partial) else method.apply
     texts = arguments_in(documented)
@@ -61,7 +61,7 @@ def options_of(method: Method) -> list[Option]:
     # input_size is given by the model, layer by layer.
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]
     options = [Option(p.name, p.default, texts.get(p.name, "")) for p in keywords]
-    return [*options, Option("last_layer", None, _LAST_LAYER)]
+    return [*options, Option("normalise_last_layer", False, _LAST_LAYER)]
 
 
 def about(method: Method) -> dict[str, Any]:

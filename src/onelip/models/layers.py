@@ -28,9 +28,9 @@ class LayerFactory:
         method: "aol" for the layers of `onelip.nn` with the initialisation of the paper; None for plain torch layers;
             another name of `onelip.list_methods()` for torch layers with that method, initialised as by its authors,
             or orthogonally if the method does not constrain the weights.
-        options: keyword arguments of the method for each layer, e.g. {"side": "auto"}. {"last_layer": "normalised"}
-            works with every method and gives a dense last layer rows of norm 1 (last-layer normalisation); such
-            networks are certified per pair of classes.
+        options: keyword arguments of the method for each layer, e.g. {"side": "auto"}. {"normalise_last_layer": True}
+            works with every method and gives a dense last layer rows of norm 1 (LLN); such networks are certified per
+            pair of classes.
 
     Attributes:
         changes: how the layer that was created last differs from the requested one.
@@ -49,9 +49,9 @@ class LayerFactory:
         self.method = None if method is None else get_method(method)
         self.options = dict(options or {})
         self.changes: list[str] = []
-        self.last_layer = self.options.pop("last_layer", None)
-        if self.last_layer not in (None, "normalised"):
-            raise ValueError(f"expected last_layer to be 'normalised', or omitted, got {self.last_layer!r}")
+        self.normalise_last_layer = self.options.pop("normalise_last_layer", False)
+        if not isinstance(self.normalise_last_layer, bool):
+            raise ValueError(f"expected normalise_last_layer to be True or False, got {self.normalise_last_layer!r}")
         if self.method is None and self.options:
             raise ValueError(f"expected no method_options without a method, got {self.options!r}; name the method")
 
@@ -130,12 +130,12 @@ class LayerFactory:
     @property
     def has_own_head(self) -> bool:
         """Whether the last layer differs from the others."""
-        return self.last_layer is not None or (self.method is not None and self.method.head is not None)
+        return self.normalise_last_layer or (self.method is not None and self.method.head is not None)
 
     def head(self, layer: nn.Module) -> nn.Module | None:
         """Convert a plain layer to the last layer of the method; None if the default last layer is kept."""
         make = None if self.method is None else self.method.head
-        if self.last_layer is not None:
+        if self.normalise_last_layer:
             make = lln
         try:
             return None if make is None else make(layer)

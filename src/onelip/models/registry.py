@@ -53,7 +53,6 @@ def create_model(
     num_classes: int = 10,
     image_size: ImageSize = 32,
     in_channels: int = 3,
-    method: str | None = "default",
     **kwargs: Any,
 ) -> nn.Module:
     """Create a model by name, on torch's default device and in its default dtype.
@@ -69,10 +68,10 @@ def create_model(
         num_classes: number of logits.
         image_size: one number, or (height, width). The model raises an error for images of other sizes.
         in_channels: 3 for colour, 1 for greyscale.
-        method: a name of `onelip.list_methods()`; None or "none" for plain torch layers; "default" for the default
-            method of the model, which is "aol" for all models but standard-cnn.
-        **kwargs: options of the model (widths, depths), see `onelip models NAME`; `method_options`, a dictionary of
-            keyword arguments of the method, with `last_layer="normalised"` for a last layer with rows of norm 1.
+        **kwargs: options of the model. All models have `method`, a name of `onelip.list_methods()` or None for plain
+            torch layers (by default "aol", and None for standard-cnn), and `method_options`, a dictionary of keyword
+            arguments of the method, with `normalise_last_layer=True` for a last layer with rows of norm 1. For widths
+            and depths see `onelip models NAME`.
 
     Shape:
         - Input: (N, in_channels, height, width).
@@ -96,8 +95,6 @@ def create_model(
     if builder is None:
         hint = did_you_mean(_spelled(name), _MODELS)
         raise ValueError(f"unknown model {name!r}; known: {', '.join(list_models())}{hint}")
-    if method != "default":
-        kwargs["method"] = None if method == "none" else method
     size = height_and_width(image_size)
     return builder(num_classes=num_classes, image_size=size, in_channels=in_channels, **kwargs)
 

@@ -50,7 +50,7 @@ def _apply(method: Method, case: LayerCase, options: dict[str, Any]) -> nn.Modul
     """The layer with the method applied, or None if the method rejects it."""
     takes_size = method.needs_input_size or (case.promises_size and _takes_input_size(method.apply))
     given = {"input_size": case.size} if takes_size and case.size else {}
-    torch.manual_seed(case.seed)  # some methods have a random initialisation
+    _seed(case)  # some methods have a random initialisation
     layer = case.build()
     try:
         return method.apply(layer, **given, **options)
@@ -60,6 +60,11 @@ def _apply(method: Method, case: LayerCase, options: dict[str, Any]) -> nn.Modul
         return None
     except Exception as error:
         raise ContractViolation(f"expected: a layer, or UnsupportedLayer; got: {error!r}; for {case}") from error
+
+
+def _seed(case: LayerCase) -> None:
+    # torch.manual_seed also records a stack trace for each GPU backend, which takes longer than building a layer.
+    torch.default_generator.manual_seed(case.seed)
 
 
 @lru_cache
@@ -147,7 +152,7 @@ def norm_within_claim(method: Method, case: LayerCase, layer: nn.Module, options
 def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """The same after some optimizer steps that increase the outputs, and with other parameters after these."""
     norm = _Norm(method, case, layer, options)
-    torch.manual_seed(case.seed)
+    _seed(case)
     layer.train()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.9)
     for _ in range(3):
@@ -259,7 +264,7 @@ def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: 
     def outputs(*values: Tensor) -> Tensor:
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
 
-    torch.manual_seed(case.seed)  # for the random directions
+    _seed(case)  # for the random directions
     try:
         torch.autograd.gradcheck(outputs, originals, eps=1e-6, atol=1e-4, rtol=1e-3, fast_mode=True)
     except GradcheckError as error:
@@ -396,8 +401,8 @@ CHECKS: dict[str, Check] = {
 }
 
 
-# An accepted layer and its form.
-_Accepted = tuple[LayerCase, tuple[str, ...]]
+# An accepted layer, its form, and its traits.
+_Accepted = tuple[LayerCase, tuple[str, ...], frozenset[str]]
 
 
 @dataclass
@@ -470,8 +475,8 @@ def _check_contract(
             continue
         before = len(cases)
         for case, layer in _accepted(method, chosen, kind, strength, seed):
-            cases.append((case, _form(layer)))
-            coverage.traits[kind].update(case.traits())
+            cases.append((case, _form(layer), case.traits()))
+            coverage.traits[kind].update(cases[-1][2])
             if NORM in checks:
                 norm_within_claim(method, case, layer, chosen)
                 coverage.count(NORM, case, layer)
@@ -510,8 +515,8 @@ def _fewer(cases: list[_Accepted], *, all_traits: bool) -> Iterator[LayerCase]:
     """One layer of each kind and form; or two, and for each parametrization those with a trait that no other has."""
     met: set[object] = set()
     count: Counter[object] = Counter()
-    for case, form in cases:
-        traits = {(case.is_transposed, form[-1], trait) for trait in case.traits()}
+    for case, form, own in cases:
+        traits = {(case.is_transposed, form[-1], trait) for trait in own}
         if count[case.kind, form] < 1 + all_traits or (all_traits and traits - met):
             met |= traits
             count[case.kind, form] += 1

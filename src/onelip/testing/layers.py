@@ -138,7 +138,7 @@ class LayerCase:
             "channels": (self.groups, self.in_channels, self.out_channels),
         }
 
-    @property
+    @cached_property
     def overlaps(self) -> bool:
         """Whether two outputs read the same input; without overlap a convolution is a matrix."""
         axes = zip(self.kernel_size, self.stride, self.dilation, strict=True)

@@ -1,5 +1,7 @@
 """Build the network of a recipe, and load the network of a run directory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +51,8 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
         if name not in known:
             raise RecipeError(f"unknown {kind} {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
     options = parse_options(recipe.model_options)
+    if recipe.method != "default":
+        options["method"] = None if recipe.method == "none" else recipe.method
     if recipe.method_options:
         options["method_options"] = parse_options(recipe.method_options)
     channels, height, width = shape
@@ -58,7 +62,6 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
             num_classes=num_classes,
             image_size=(height, width),
             in_channels=channels,
-            method=recipe.method,
             **options,
         )
     except ValueError as error:  # unsupported sizes, option values or layers
@@ -82,8 +85,24 @@ def _unknown_option(recipe: Recipe) -> str | None:
     return None
 
 
+def build_plain(config: RunConfig) -> nn.Module:
+    """Build the plain network of a config on the meta device, without weights.
+
+    Fill it with `load_state_dict(tensors, assign=True)` and call `set_layout`. An untrusted config may describe a
+    network of any size; this costs no memory.
+
+    Raises:
+        RecipeError: if the config builds no network.
+    """
+    with torch.device("meta"):
+        return bake(build_model(config.recipe, len(config.class_names), config.shape))
+
+
 def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
-    """Set the memory format of a model to that of the recipe; return it, for the images."""
+    """Set the memory format of a model to that of the recipe; return it, for the images.
+
+    It determines the order of sums: with the format of the training, results are the same bit for bit.
+    """
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     # This use of `to` is documented, but missing from torch's annotations.
     model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
@@ -114,16 +133,23 @@ class LoadedRun:
     """The network of a run, from `load_run`.
 
     Attributes:
+        directory: the run directory.
         config: recipe and data of the run.
-        model: the network as it was trained, with its parametrizations.
         plain: the baked network, which is evaluated, proved and exported.
         is_finished: True for the final weights, False for those of the last checkpoint.
     """
 
+    directory: RunDirectory
     config: RunConfig
-    model: nn.Module
     plain: nn.Module
     is_finished: bool
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The network as it was trained, with its parametrizations; loaded on first use."""
+        model = _build(self.directory, self.config)
+        _fill(model, self.directory.weights, WEIGHTS_FORMAT)
+        return model.eval()
 
     @cached_property
     def constants(self) -> Constants:
@@ -164,23 +190,36 @@ def load_run(path: str | Path) -> LoadedRun:
     """
     run = RunDirectory(path)
     config = read_config(run)
-    try:
+    if run.plain.exists() and run.weights.exists():
+        with _config_errors(run):
+            plain = build_plain(config)
+        _fill(plain, run.plain, PLAIN_FORMAT)
+        set_layout(plain, config.recipe)
+        return LoadedRun(run, config, plain.eval(), is_finished=True)
+    model = _build(run, config)
+    load_checkpoint(run.checkpoint, model)
+    plain = bake(model)
+    set_layout(plain, config.recipe)  # baking may have created layers
+    loaded = LoadedRun(run, config, plain.eval(), is_finished=False)
+    loaded.__dict__["model"] = model.eval()  # a later checkpoint may have replaced the file
+    return loaded
+
+
+def _build(run: RunDirectory, config: RunConfig) -> nn.Module:
+    with _config_errors(run):
         model = build_model(config.recipe, len(config.class_names), config.shape)
+    set_layout(model, config.recipe)
+    return model
+
+
+@contextmanager
+def _config_errors(run: RunDirectory) -> Iterator[None]:
+    try:
+        yield
     except RecipeError as error:
         raise RunError(f"{run.config}: {error}") from error
-    # The memory format determines the order of sums: with the same one, results are the same bit for bit.
-    set_layout(model, config.recipe)
-    is_finished = run.plain.exists() and run.weights.exists()
-    if is_finished:
-        _fill(model, run.weights, WEIGHTS_FORMAT)
-        plain = bake(model)
-        _fill(plain, run.plain, PLAIN_FORMAT)
-    else:
-        load_checkpoint(run.checkpoint, model)
-        plain = bake(model)
-    set_layout(plain, config.recipe)  # baking may have created layers
-    return LoadedRun(config, model.eval(), plain.eval(), is_finished)
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:
-    model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()))
+    """Replace the tensors of a model, which may be on the meta device, by those of a file."""
+    model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()), assign=True)

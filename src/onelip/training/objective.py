@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 from onelip.core.parametrization import find_parametrization
 from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss, list_losses
@@ -28,6 +29,24 @@ def resolve_method(recipe: Recipe) -> Method | None:
     """
     name = model_options(recipe.model).get("method") if recipe.method == "default" else recipe.method
     return None if name in (None, "none") else METHODS[name]
+
+
+def with_method(recipe: Recipe, method: str) -> Recipe:
+    """A recipe with another method and the hyperparameters that the authors of the method recommend.
+
+    Only hyperparameters of the method change (loss, momentum, decay, learning rate), never data, architecture or length
+    of the run. Options given beside --method take precedence, and the config records the result.
+
+    Examples:
+        >>> with_method(Recipe(), "clipping").momentum
+        0.0
+    """
+    if method in ("default", "none", recipe.method):
+        return recipe.replace(method=method)
+    if method not in METHODS:
+        known = ["default", "none", *sorted(METHODS)]
+        raise RecipeError(f"unknown method {method!r}; known: {', '.join(known)}{did_you_mean(method, METHODS)}")
+    return recipe.replace(method=method, **METHODS[method].hyperparameters)
 
 
 def resolve_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:

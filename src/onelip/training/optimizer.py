@@ -74,7 +74,7 @@ def linear_weights(model: nn.Module) -> list[Tensor]:
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
-    """The learning rate of a step, counted from 0, of `steps`. A function without state: checkpoints need none of it.
+    """Return the learning rate of a step, counted from 0, of a run of `steps`. It has no state that a checkpoint needs.
 
     With the paper's recipe the drops come at the first step of epochs 900, 990 and 999.
 

@@ -384,25 +384,3 @@ def preset(name: str) -> Recipe:
 def preset_for(data: str | None) -> str:
     """The preset that is used if none is named: the digits have their own, all other data start with the paper's."""
     return "digits" if data in (None, "digits") else "paper"
-
-
-def with_method(recipe: Recipe, method: str | None) -> Recipe:
-    """A recipe with another method and the hyperparameters that the authors of the method recommend.
-
-    Only hyperparameters of the method change (loss, momentum, decay, learning rate), never data, architecture or length
-    of the run. Options given beside --method take precedence, and the config records the result.
-
-    Examples:
-        >>> with_method(Recipe(), "clipping").momentum
-        0.0
-    """
-    if method is None:
-        return recipe
-    if method in ("default", "none", recipe.method):
-        return recipe.replace(method=method)
-    from onelip.methods.registry import METHODS  # imports torch, which --help does not need
-
-    if method not in METHODS:
-        known = ["default", "none", *sorted(METHODS)]
-        raise RecipeError(f"unknown method {method!r}; known: {', '.join(known)}{did_you_mean(method, METHODS)}")
-    return recipe.replace(method=method, **METHODS[method].hyperparameters)

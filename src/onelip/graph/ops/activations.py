@@ -74,9 +74,9 @@ def lower_abs(low: Lowering) -> int:
 @register_rule("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor", "aten.clip.Tensor")
 def clamp(step: Step) -> StepBound:
     """Between constant tensors."""
-    if step.source.shape != step.node.shape:
+    if step.source.shape != step.call.shape:
         raise Refusal("its bounds have more entries than its operand, which is copied to meet them")
-    check_alike(step, *step.node.arguments[1:], *step.node.keywords.values())
+    check_alike(step, *step.call.arguments[1:], *step.call.keywords.values())
     return step.times(1.0, "slope at most 1")
 
 
@@ -196,7 +196,7 @@ def logsumexp(step: Step) -> StepBound:
 @register_rule("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim", "aten.frobenius_norm.dim")
 def vector_norm(step: Step) -> StepBound:
     """| ||u||_p - ||v||_p | <= ||u - v||_p, which is at most ||u - v||_2 for p >= 2; for p = 1 sqrt(n) times that."""
-    order = {"linalg_vector_norm": "ord", "norm": "p"}.get(step.node.op.split(".")[1])
+    order = {"linalg_vector_norm": "ord", "norm": "p"}.get(step.call.op.split(".")[1])
     p = 2 if order is None else step.argument(order)
     p = 2 if p is None else p
     count = check_axes(step, step.argument("dim"))
@@ -211,7 +211,7 @@ def vector_norm(step: Step) -> StepBound:
 def deviation(step: Step) -> StepBound:
     """||x - mean|| / sqrt(n - correction): a projection, a norm, a factor."""
     count = check_axes(step, step.argument("dim"))
-    if step.node.op.endswith(".dim"):
+    if step.call.op.endswith(".dim"):
         correction = Fraction(int(step.argument("unbiased")))
     else:
         given = step.argument("correction")
@@ -226,7 +226,7 @@ def deviation(step: Step) -> StepBound:
 def extreme(step: Step) -> StepBound:
     """Entries of each group by their rank: a part of the sorted group. Of aminmax, which gives two, both."""
     count = check_axes(step, step.argument("dim"))
-    if count == 1 and "aminmax" in step.node.op:
+    if count == 1 and "aminmax" in step.call.op:
         return step.times(up_root(Fraction(2)), "the only entry, twice")
     return step.times(1.0, "one of the entries")
 
@@ -242,6 +242,6 @@ def running(step: Step) -> StepBound:
 def sort(step: Step) -> StepBound:
     """Sorting never moves two vectors apart (rearrangement); the largest k are a part of it."""
     check_axes(step, step.argument("dim"))
-    if step.node.op == "aten.topk.default" and not step.argument("sorted"):
+    if step.call.op == "aten.topk.default" and not step.argument("sorted"):
         raise Refusal("gives the largest entries in no order, so they change places; leave sorted=True")
     return step.times(1.0, "rearrangement")

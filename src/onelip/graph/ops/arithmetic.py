@@ -24,15 +24,15 @@ from torch import Tensor
 
 from onelip.core.rounding import LIMIT, add_up, hypotenuse_up, inverse_up, multiply_up, up, up_root
 from onelip.graph import kinds
+from onelip.graph.calls import Ref
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.potential import gradient_step
 from onelip.graph.step import Refusal, Step, StepBound, check_alike, finite, largest, register_rule
-from onelip.graph.trace import Ref
 
 
 def _copies(step: Step, operand: Ref) -> float:
     """sqrt(n) for an operand that is copied n times to the shape of the result."""
-    shape, result = step.graph.nodes[operand.index].shape, step.node.shape
+    shape, result = step.graph.calls[operand.index].shape, step.call.shape
     # Axes are counted from the last one: with fewer of them, axis 0 would not meet axis 0.
     if len(shape) != len(result) or shape[0] != result[0]:
         raise Refusal(f"stretches {shape} to {result}, where the batch is not kept apart")
@@ -53,7 +53,7 @@ def add(step: Step) -> StepBound:
     """a ± alpha b; rsub is b - alpha a."""
     operands = [step.argument("self"), step.argument("other")]
     alpha = largest(step.argument("alpha"))
-    factors = [alpha, 1.0] if step.node.op == "aten.rsub.Tensor" else [1.0, alpha]
+    factors = [alpha, 1.0] if step.call.op == "aten.rsub.Tensor" else [1.0, alpha]
     if sum(isinstance(operand, Ref) for operand in operands) == 2:
         if (found := _centred(step) or gradient_step(step)) is not None:
             return found
@@ -64,11 +64,11 @@ def add(step: Step) -> StepBound:
 
 def _centred(step: Step) -> StepBound | None:
     """x - c mean(x): the mean, copied, is an orthogonal projection, so the eigenvalues are 1 and 1 - c."""
-    if step.node.op not in ("aten.sub.Tensor", "aten.subtract.Tensor"):
+    if step.call.op not in ("aten.sub.Tensor", "aten.subtract.Tensor"):
         return None
-    x, mean = step.argument("self"), step.graph.nodes[step.argument("other").index]
-    is_mean = mean.op == "aten.mean.dim" and mean.arguments[0] == x and mean.shape[:1] == step.node.shape[:1]
-    if not is_mean or len(mean.shape) != len(step.node.shape) or mean.dtype != step.node.dtype:
+    x, mean = step.argument("self"), step.graph.calls[step.argument("other").index]
+    is_mean = mean.op == "aten.mean.dim" and mean.arguments[0] == x and mean.shape[:1] == step.call.shape[:1]
+    if not is_mean or len(mean.shape) != len(step.call.shape) or mean.dtype != step.call.dtype:
         return None
     if Step(mean, step.graph, step.constants).argument("dim") in (None, []):
         return None
@@ -80,7 +80,7 @@ def _centred(step: Step) -> StepBound | None:
 @register_rule("aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.subtract.Scalar")
 def add_number(step: Step) -> StepBound:
     """a + alpha c; rsub is c - alpha a."""
-    alpha = largest(step.argument("alpha")) if step.node.op == "aten.rsub.Scalar" else 1.0
+    alpha = largest(step.argument("alpha")) if step.call.op == "aten.rsub.Scalar" else 1.0
     return _shift(step, _reference(step.argument("self")), alpha)
 
 

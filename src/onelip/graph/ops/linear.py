@@ -14,11 +14,11 @@ from onelip.core.channel_affine import ChannelAffine
 from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.rounding import multiply_up
+from onelip.graph.calls import Ref
 from onelip.graph.kinds import Affine, Join
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.modules import bound_module
 from onelip.graph.step import Refusal, Step, StepBound, check_alike, largest, register_rule
-from onelip.graph.trace import Ref
 
 _CONVOLUTIONS = {
     (1, False): nn.Conv1d,
@@ -31,8 +31,8 @@ _CONVOLUTIONS = {
 
 
 def bound_leaf(step: Step) -> StepBound:
-    """A layer that stayed a single node."""
-    module = step.node.module
+    """A layer that stayed a single call."""
+    module = step.call.module
     assert module is not None
     if isinstance(module, LINEAR_LAYERS):
         return bound_linear(step, module)
@@ -98,26 +98,26 @@ def addmm(step: Step) -> StepBound:
 )
 def matmul(step: Step) -> StepBound:
     """x W or W x with a constant W: the largest norm of the matrices that W holds."""
-    left, right = step.node.arguments[:2]
+    left, right = step.call.arguments[:2]
     if isinstance(left, Ref) and isinstance(right, Ref):
         raise Refusal("multiplies two things that both depend on the input: the slope grows with them")
     return _from_the_right(step, left, right) if isinstance(left, Ref) else _from_the_left(step, left, right)
 
 
 def _from_the_right(step: Step, x: Ref, weight: Any, factor: float = 1.0) -> StepBound:
-    shape = step.graph.nodes[x.index].shape
+    shape = step.graph.calls[x.index].shape
     weight = constant_weight(weight)
     matrix = weight[:, None] if weight.dim() == 1 else weight
-    if len(shape) < 2 or shape[0] != step.node.shape[0] or len(shape) != len(step.node.shape) + (weight.dim() == 1):
+    if len(shape) < 2 or shape[0] != step.call.shape[0] or len(shape) != len(step.call.shape) + (weight.dim() == 1):
         raise Refusal("does not keep the batch as its first axis")
-    if matrix.dim() > 2 and shape[:-1] != step.node.shape[:-1]:
+    if matrix.dim() > 2 and shape[:-1] != step.call.shape[:-1]:
         raise Refusal("copies its input to meet several matrices")
     check_alike(step, matrix if matrix.dim() > 2 else None)
     return _largest_of(step, x, matrix.mT, factor)
 
 
 def _from_the_left(step: Step, weight: Tensor, x: Any, factor: float = 1.0) -> StepBound:
-    shape, result = step.graph.nodes[x.index].shape, step.node.shape
+    shape, result = step.graph.calls[x.index].shape, step.call.shape
     if len(shape) < 3 or len(result) != len(shape) or result[:-2] != shape[:-2]:
         raise Refusal("does not keep the batch as its first axis")
     check_alike(step, weight)
@@ -136,7 +136,7 @@ def _largest_of(step: Step, x: Ref, matrices: Tensor, factor: float) -> StepBoun
 @register_rule("aten.inner.default")
 def inner(step: Step) -> StepBound:
     """x W^T for a matrix, x w for a vector."""
-    x, weight = step.node.arguments
+    x, weight = step.call.arguments
     if not isinstance(x, Ref) or isinstance(weight, Ref) or weight.dim() > 2:
         raise Refusal("only products of the input with one constant matrix have a rule")
     return _from_the_right(step, x, weight if weight.dim() == 1 else weight.T)
@@ -159,7 +159,7 @@ def tensordot(step: Step) -> StepBound:
     x, weight = step.argument("self"), step.argument("other")
     if not isinstance(x, Ref) or isinstance(weight, Ref):
         raise Refusal("only a sum over axes of the input, then of one constant, has a rule")
-    dims = len(step.graph.nodes[x.index].shape)
+    dims = len(step.graph.calls[x.index].shape)
     if any(axis % dims == 0 for axis in step.argument("dims_self")):
         raise Refusal("works along the batch axis, so samples depend on each other")
     summed = [axis % weight.dim() for axis in step.argument("dims_other")]
@@ -184,7 +184,7 @@ def einsum(step: Step) -> StepBound:
     repeated = any(len(set(term)) != len(term) for term in (x, w, result))
     if repeated or set(w) != set(summed) | set(new) or x[0] != result[0]:
         raise Refusal("shares letters between its operands that it does not sum over, or moves the batch")
-    shapes = [step.graph.nodes[operands[i].index].shape, tuple(operands[1 - i].shape)]
+    shapes = [step.graph.calls[operands[i].index].shape, tuple(operands[1 - i].shape)]
     lengths = {*zip(x, shapes[0], strict=True), *zip(w, shapes[1], strict=True)}
     if len(lengths) != len({letter for letter, _ in lengths}):
         raise Refusal("stretches an axis of length 1 to meet a longer one of the same letter")
@@ -227,8 +227,8 @@ def convolution_layer(
 )
 def convolution(step: Step) -> StepBound:
     """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
-    transposed = "transpose" in step.node.op
-    if step.node.op == "aten.convolution.default":
+    transposed = "transpose" in step.call.op
+    if step.call.op == "aten.convolution.default":
         transposed = step.argument("transposed")
     stride, padding, dilation, groups = map(step.argument, ("stride", "padding", "dilation", "groups"))
     weight = constant_weight(step.argument("weight"))

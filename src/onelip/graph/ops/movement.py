@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
+from onelip.graph.calls import Ref
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.step import Refusal, Step, StepBound, aten, check_not_batch, register_rule
-from onelip.graph.trace import Ref
 
 _MOVES = """
     view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int ravel.default
@@ -70,7 +70,7 @@ class Moved(NamedTuple):
     """Where the entries of one sample of a result come from.
 
     Attributes:
-        owners: each use of a node in the arguments, in order.
+        owners: each use of a call in the arguments, in order.
         lengths: entries that a sample of each has.
         pieces: for each result a tensor of its shape without the batch: 0 for constants, else 1 + the position in the
             samples of all owners, laid one behind the other.
@@ -103,7 +103,7 @@ def move(step: Step) -> StepBound:
 @register_rule(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 def move_in_layer(step: Step) -> StepBound:
     """A layer that moves entries, for inputs of any size."""
-    layer = step.node.module
+    layer = step.call.module
     if isinstance(layer, nn.Flatten | nn.Unflatten):
         check_not_batch(step, layer.start_dim if isinstance(layer, nn.Flatten) else layer.dim)
     return step.times(1.0, "moves entries, or drops some")
@@ -141,7 +141,7 @@ def _holes(step: Step, moved: Moved) -> Tensor | None:
 
 
 def _given(step: Step) -> tuple[Any, ...]:
-    return step.node.arguments, step.node.keywords
+    return step.call.arguments, step.call.keywords
 
 
 def _has_nan(constant: Tensor) -> bool:
@@ -151,7 +151,7 @@ def _has_nan(constant: Tensor) -> bool:
 def _check_batch_axis(step: Step) -> None:
     """Refuse what acts along the batch, although it may change none of the samples that were traced: `x.triu(-9)`."""
     first = next(leaf for leaf in tree_leaves(_given(step)) if isinstance(leaf, Ref))
-    rank, op = len(step.graph.nodes[first.index].shape), step.node.op
+    rank, op = len(step.graph.calls[first.index].shape), step.call.op
     if op in ("aten.tril.default", "aten.triu.default"):
         axes = [rank - 2]
     elif op in ("aten.roll.default", "aten.flip.default", "aten.rot90.default"):
@@ -177,22 +177,22 @@ def trace_entries(step: Step) -> Moved:
 
     def numbers(argument: Any) -> Any:
         if isinstance(argument, Ref):
-            node = step.graph.nodes[argument.index]
-            if node.shape[:1] != (batch,):
+            operand = step.graph.calls[argument.index]
+            if operand.shape[:1] != (batch,):
                 raise Refusal("an operand of it does not have the batch as its first axis")
             owners.append(argument)
-            first.append(first[-1] + math.prod(node.shape))
-            return torch.arange(first[-2], first[-1], dtype=torch.float64).reshape(node.shape)
+            first.append(first[-1] + math.prod(operand.shape))
+            return torch.arange(first[-2], first[-1], dtype=torch.float64).reshape(operand.shape)
         if isinstance(argument, Tensor):
             # Floats are entries to be inserted, integers and booleans say where.
             return torch.zeros_like(argument, dtype=torch.float64) if argument.is_floating_point() else argument
         return argument
 
     for leaf in tree_leaves(_given(step)):
-        if isinstance(leaf, Ref) and not step.graph.nodes[leaf.index].dtype.is_floating_point:
+        if isinstance(leaf, Ref) and not step.graph.calls[leaf.index].dtype.is_floating_point:
             raise Refusal("where its entries go depends on the input")
     _check_writes(step)
-    op = aten(step.node.op)
+    op = aten(step.call.op)
     arguments, keywords = _without_numbers(step)
     result = op(*tree_map(numbers, arguments), **tree_map(numbers, keywords))
     pieces: Sequence[Tensor] = [result] if isinstance(result, Tensor) else result
@@ -203,8 +203,8 @@ def trace_entries(step: Step) -> Moved:
 
 def _without_numbers(step: Step) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with 0 for numbers that are inserted: they must not look like entries."""
-    arguments, keywords = list(step.node.arguments), dict(step.node.keywords)
-    for place, argument in enumerate(aten(step.node.op)._schema.arguments):
+    arguments, keywords = list(step.call.arguments), dict(step.call.keywords)
+    for place, argument in enumerate(aten(step.call.op)._schema.arguments):
         if argument.name == "value" or str(argument.type) == "number":
             if place < len(arguments) and isinstance(arguments[place], bool | int | float):
                 arguments[place] = 0
@@ -239,10 +239,10 @@ def inserted(step: Step) -> Tensor:
 def _constants(step: Step) -> Sequence[Tensor]:
     def zeros(argument: Any) -> Any:
         if isinstance(argument, Ref):
-            return torch.zeros(step.graph.nodes[argument.index].shape, dtype=torch.float64)
+            return torch.zeros(step.graph.calls[argument.index].shape, dtype=torch.float64)
         return argument.double() if isinstance(argument, Tensor) and argument.is_floating_point() else argument
 
-    result = aten(step.node.op)(*tree_map(zeros, step.node.arguments), **tree_map(zeros, step.node.keywords))
+    result = aten(step.call.op)(*tree_map(zeros, step.call.arguments), **tree_map(zeros, step.call.keywords))
     return [result] if isinstance(result, Tensor) else result
 
 
@@ -256,19 +256,19 @@ def _check_constants(step: Step) -> None:
 
 
 def _check_writes(step: Step) -> None:
-    adds = _WRITES.get(step.node.op)
+    adds = _WRITES.get(step.call.op)
     if adds is None:
         return
-    if "index_put" in step.node.op and step.argument("accumulate"):
+    if "index_put" in step.call.op and step.argument("accumulate"):
         raise Refusal("adds at given places, which has no rule")
 
     def ones(argument: Any) -> Any:
         if isinstance(argument, Ref):
-            return torch.ones(step.graph.nodes[argument.index].shape, dtype=torch.float64)
+            return torch.ones(step.graph.calls[argument.index].shape, dtype=torch.float64)
         is_float = isinstance(argument, Tensor) and argument.is_floating_point()
         return torch.ones_like(argument, dtype=torch.float64) if is_float else argument
 
-    target, *others = tree_map(ones, step.node.arguments)
+    target, *others = tree_map(ones, step.call.arguments)
     if "index_put" in adds:
         others = [*others[:2], True]
     written = aten(adds)(torch.zeros_like(target), *others)
@@ -285,7 +285,7 @@ COPIES = frozenset(f"aten.{name}" for name in _COPIES.split())
 
 @register_rule(*COPIES)
 def copy(step: Step) -> StepBound:
-    """The same numbers; which types are fit for a proof is decided for every node alike."""
+    """The same numbers; which types are fit for a proof is decided for every call alike."""
     return step.times(1.0, "the same numbers")
 
 

@@ -26,7 +26,7 @@ _OF_NO_USE = "divides by the input's own deviation: its bound 1 / sqrt(eps) is o
 )  # fmt: skip
 def batch_norm(step: Step) -> StepBound:
     """weight / sqrt(var + eps) per channel, as stored."""
-    if step.node.op == "aten.batch_norm.default" and step.argument("training"):
+    if step.call.op == "aten.batch_norm.default" and step.argument("training"):
         raise Refusal("divides by the batch's own deviation")
     return _stored(step)
 

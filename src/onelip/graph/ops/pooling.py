@@ -27,13 +27,13 @@ def _per_axis(value: int | Sequence[int], axes: int, default: Sequence[int] = ()
 def max_pool(step: Step) -> StepBound:
     """Window w of an axis reads s w - p + d t for t < k. On an axis of any length an entry lies in as many windows as
     there are t in one class modulo s / gcd(s, d)."""
-    axes = int(step.node.op.split("pool")[1][0])
+    axes = int(step.call.op.split("pool")[1][0])
     kernel = _per_axis(step.argument("kernel_size"), axes)
     stride = _per_axis(step.argument("stride"), axes, kernel)
     padding, dilation = (_per_axis(step.argument(name), axes) for name in ("padding", "dilation"))
     if step.operand_shape is None:
         return _answer(step, most_windows(kernel, stride, dilation))
-    counts = step.node.shape[-axes:] or (None,) * axes  # of windows; not known where there are several results
+    counts = step.call.shape[-axes:] or (None,) * axes  # of windows; not known where there are several results
     windows = []
     sizes = step.operand_shape[-axes:]
     for n, count, k, s, p, d in zip(sizes, counts, kernel, stride, padding, dilation, strict=True):
@@ -48,7 +48,7 @@ def max_pool(step: Step) -> StepBound:
 )
 def adaptive_max_pool(step: Step) -> StepBound:
     """Window i of m on an axis of length n reads floor(i n / m) up to ceil((i + 1) n / m)."""
-    axes = int(step.node.op.split("pool")[1][0])
+    axes = int(step.call.op.split("pool")[1][0])
     if len(step.source.shape) != axes + 2:
         raise Refusal("expected a batch axis and a channel axis before the image")
     sizes = _per_axis(step.argument("output_size"), axes)
@@ -87,7 +87,7 @@ def avg_pool(step: Step) -> StepBound:
     windows that an entry lies in, divided by the size of a window."""
     if step.operand_shape is not None:
         return separable(step)
-    axes = int(step.node.op.split("pool")[1][0])
+    axes = int(step.call.op.split("pool")[1][0])
     kernel, stride, padding = (_per_axis(step.argument(name), axes) for name in ("kernel_size", "stride", "padding"))
     # torch's 1d pooling has no divisor_override.
     divisor = axes > 1 and step.argument("divisor_override")

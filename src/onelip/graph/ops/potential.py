@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from onelip.bounds.linear import bound_layer
 from onelip.core.rounding import multiply_up, up
+from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.linear import convolution_layer, dense
 from onelip.graph.step import Step, StepBound, check_alike, finite
-from onelip.graph.trace import Node, Ref
 
 _SLOPES = {f"aten.{name}.default" for name in ("relu", "tanh", "sigmoid", "atan", "asinh", "hardtanh", "relu6")}
 _PRODUCTS = ("aten.mul.Tensor", "aten.mul.Scalar")
@@ -29,7 +29,7 @@ _SETTINGS = ("stride", "padding", "dilation", "groups")
 
 
 class _Map(NamedTuple):
-    """A linear map: its weight, the settings of a convolution or None, and the node that it reads."""
+    """A linear map: its weight, the settings of a convolution or None, and the call that it reads."""
 
     weight: Tensor
     settings: tuple[Any, ...] | None
@@ -38,99 +38,99 @@ class _Map(NamedTuple):
 
 def gradient_step(step: Step) -> StepBound | None:
     """The verdict on a difference of this kind, or None."""
-    if step.node.op != "aten.sub.Tensor" or finite(step.argument("alpha")) != 1:
+    if step.call.op != "aten.sub.Tensor" or finite(step.argument("alpha")) != 1:
         return None
-    x, node = step.argument("self"), _node(step, step.argument("other"))
-    if not _node(step, x).shape == node.shape == step.node.shape:
+    x, call = step.argument("self"), _call(step, step.argument("other"))
+    if not _call(step, x).shape == call.shape == step.call.shape:
         return None
     factor = Fraction(1)
-    while node.op in _PRODUCTS and (found := _by_constant(step, node)) is not None and found[0].numel() == 1:
+    while call.op in _PRODUCTS and (found := _by_constant(step, call)) is not None and found[0].numel() == 1:
         factor *= Fraction(float(found[0]))
-        node = found[1]
-    if not factor >= 0 or (back := _read(step, node, is_back=True)) is None:
+        call = found[1]
+    if not factor >= 0 or (back := _read(step, call, is_back=True)) is None:
         return None
-    scales, node = [], step.graph.nodes[back.source]
-    while node.op in _PRODUCTS and (found := _by_constant(step, node)) is not None:
+    scales, call = [], step.graph.calls[back.source]
+    while call.op in _PRODUCTS and (found := _by_constant(step, call)) is not None:
         scales.append(found[0])
-        node = found[1]
-    if node.op not in _SLOPES:
+        call = found[1]
+    if call.op not in _SLOPES:
         return None
-    node = _node(step, node.arguments[0])
-    if node.op == "aten.add.Tensor" and not all(isinstance(argument, Ref) for argument in node.arguments[:2]):
-        check_alike(Step(node, step.graph, ()), *node.arguments[:2])
-        node = step.graph.nodes[node.inputs[0]]
-    forth = _read(step, node, is_back=False)
-    if forth is None or forth.source != x.index or not _are_adjoint(step, forth, back, node):
+    call = _call(step, call.arguments[0])
+    if call.op == "aten.add.Tensor" and not all(isinstance(argument, Ref) for argument in call.arguments[:2]):
+        check_alike(Step(call, step.graph, ()), *call.arguments[:2])
+        call = step.graph.calls[call.inputs[0]]
+    forth = _read(step, call, is_back=False)
+    if forth is None or forth.source != x.index or not _are_adjoint(step, forth, back, call):
         return None
-    square = _square(step, forth, scales, node)
+    square = _square(step, forth, scales, call)
     if square is None:
         return None
     constant = multiply_up(max(1.0, up(max(factor * square - 1, Fraction(0)))), step.constants[x.index])
     return StepBound(constant, "less the gradient of a convex function", ancestor=x.index)
 
 
-def _node(step: Step, operand: Any) -> Node:
-    return step.graph.nodes[operand.index]
+def _call(step: Step, operand: Any) -> Call:
+    return step.graph.calls[operand.index]
 
 
-def _by_constant(step: Step, node: Node) -> tuple[Tensor, Node] | None:
+def _by_constant(step: Step, call: Call) -> tuple[Tensor, Call] | None:
     """The constant and the operand of a product."""
-    constants = [argument for argument in node.arguments[:2] if not isinstance(argument, Ref)]
-    check_alike(Step(node, step.graph, ()), *constants)
-    if len(constants) != 1 or step.graph.nodes[node.inputs[0]].shape != node.shape:
+    constants = [argument for argument in call.arguments[:2] if not isinstance(argument, Ref)]
+    check_alike(Step(call, step.graph, ()), *constants)
+    if len(constants) != 1 or step.graph.calls[call.inputs[0]].shape != call.shape:
         return None
-    return finite(constants[0]), step.graph.nodes[node.inputs[0]]
+    return finite(constants[0]), step.graph.calls[call.inputs[0]]
 
 
-def _read(step: Step, node: Node, is_back: bool) -> _Map | None:
-    if node.module is not None:
-        return None if is_back else _read_layer(node)
-    if len(node.inputs) != 1 or not isinstance(node.arguments[0], Ref):
+def _read(step: Step, call: Call, is_back: bool) -> _Map | None:
+    if call.module is not None:
+        return None if is_back else _read_layer(call)
+    if len(call.inputs) != 1 or not isinstance(call.arguments[0], Ref):
         return None
-    if node.op == "aten.linear.default":
-        return _Map(node.arguments[1], None, node.inputs[0])
+    if call.op == "aten.linear.default":
+        return _Map(call.arguments[1], None, call.inputs[0])
     name = "conv_transpose" if is_back else "conv"
     names = [f"aten.{name}{d}d.{'default' if d == 1 or not is_back else 'input'}" for d in (1, 2, 3)]
-    if node.op not in names:
+    if call.op not in names:
         return None
-    call = Step(node, step.graph, ())
-    axes = len(node.shape) - 2
-    settings = tuple(_per_axis(call.argument(name), axes) for name in _SETTINGS)
-    return _Map(call.argument("weight"), settings, node.inputs[0])
+    inner = Step(call, step.graph, ())
+    axes = len(call.shape) - 2
+    settings = tuple(_per_axis(inner.argument(name), axes) for name in _SETTINGS)
+    return _Map(inner.argument("weight"), settings, call.inputs[0])
 
 
-def _read_layer(node: Node) -> _Map | None:
-    layer = node.module
+def _read_layer(call: Call) -> _Map | None:
+    layer = call.module
     if type(layer) is nn.Linear:
-        return _Map(layer.weight, None, node.inputs[0])
+        return _Map(layer.weight, None, call.inputs[0])
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or layer.padding_mode != "zeros":
         return None
     axes = len(layer.kernel_size)
-    return _Map(layer.weight, tuple(_per_axis(getattr(layer, name), axes) for name in _SETTINGS), node.inputs[0])
+    return _Map(layer.weight, tuple(_per_axis(getattr(layer, name), axes) for name in _SETTINGS), call.inputs[0])
 
 
 def _per_axis(value: Any, axes: int) -> Any:
     return tuple(value) * (axes if len(value) == 1 else 1) if isinstance(value, list | tuple) else value
 
 
-def _are_adjoint(step: Step, forth: _Map, back: _Map, node: Node) -> bool:
+def _are_adjoint(step: Step, forth: _Map, back: _Map, call: Call) -> bool:
     if forth.settings is None or back.settings is None:
         return forth.settings is back.settings and torch.equal(forth.weight.T, back.weight)
     is_same = forth.settings == back.settings and not isinstance(forth.settings[1], str)
-    return is_same and torch.equal(forth.weight, back.weight) and _axes(step, forth) == len(node.shape) - 2
+    return is_same and torch.equal(forth.weight, back.weight) and _axes(step, forth) == len(call.shape) - 2
 
 
 def _axes(step: Step, forth: _Map) -> int:
-    return len(step.graph.nodes[forth.source].shape) - 2
+    return len(step.graph.calls[forth.source].shape) - 2
 
 
-def _square(step: Step, forth: _Map, scales: list[Tensor], node: Node) -> Fraction | None:
+def _square(step: Step, forth: _Map, scales: list[Tensor], call: Call) -> Fraction | None:
     """Not below ||T^(1/2) A||^2."""
-    channel = len(node.shape) - 1 if forth.settings is None else 1
-    outputs = node.shape[channel]
+    channel = len(call.shape) - 1 if forth.settings is None else 1
+    outputs = call.shape[channel]
     roots = torch.ones(outputs, dtype=torch.float64)
     for scale in scales:
-        along = scale.reshape((1,) * (len(node.shape) - scale.dim()) + tuple(scale.shape))
+        along = scale.reshape((1,) * (len(call.shape) - scale.dim()) + tuple(scale.shape))
         if not bool((along >= 0).all()) or along.numel() not in (1, along.shape[channel]):
             return None  # other numbers for one place than for another
         # Squared and compared exactly: roots that are not below the true ones.
@@ -140,7 +140,7 @@ def _square(step: Step, forth: _Map, scales: list[Tensor], node: Node) -> Fracti
     weight = forth.weight.detach().double() * roots.view(-1, *(1,) * (forth.weight.dim() - 1))
     slack = 1 if bool((roots == 1).all()) else 1 + Fraction(1, 2**48)
     layer = dense(weight) if forth.settings is None else convolution_layer(weight, False, *forth.settings)
-    size = None if forth.settings is None else step.graph.nodes[forth.source].shape[2:]
+    size = None if forth.settings is None else step.graph.calls[forth.source].shape[2:]
     return Fraction(bound_layer(layer, size, effort=step.effort).value) ** 2 * slack
 
 

@@ -71,14 +71,14 @@ def separable(step: Step) -> StepBound:
 
 def read_matrices(step: Step) -> tuple[list[Sparse], float]:
     """Matrices, one for each image axis, and a number: the operation is their product times the number."""
-    axes = int(_the_digit(step.node.op))
+    axes = int(_the_digit(step.call.op))
     lead, sizes = step.source.shape[:-axes], step.source.shape[-axes:]
     if not lead:
         raise Refusal("works along the batch axis, so samples depend on each other")
-    name, keywords = step.node.op, step.node.keywords
+    name, keywords = step.call.op, step.call.keywords
 
     def apply(x: Tensor) -> Tensor:
-        return aten(name)(x, *step.node.arguments[1:], **keywords)
+        return aten(name)(x, *step.call.arguments[1:], **keywords)
 
     few = tuple(min(n, 2) for n in lead)  # channels are alike by definition of these operations
     comb = _COMB

@@ -1,6 +1,6 @@
 """Roots of sums of squares: L2 pooling, moduli, sqrt(x^2 + eps).
 
-A square has no Lipschitz constant, but the root of a sum of squares has one. So of a node q >= 0 that is made of
+A square has no Lipschitz constant, but the root of a sum of squares has one. So of a call q >= 0 that is made of
 squares it is kept how steep its root is, entry by entry: `StepBound.root`.
 
     q = x^2                 sqrt(q) = |x|: the constant of x
@@ -11,7 +11,7 @@ squares it is kept how steep its root is, entry by entry: `StepBound.root`.
                             sum_j a_ij d_j^2, where sqrt(q_j) moves by d_j: summed over i, this gives the root of the
                             largest sum of a column
     moved, maximum          as for sqrt(q), since the root is increasing
-    sqrt(q)                 this is the constant of the node
+    sqrt(q)                 this is the constant of the call
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from onelip.core.rounding import hypotenuse_up, inverse_up, multiply_up, up_root
+from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.movement import COPIES, MOVES
 from onelip.graph.ops.separable import SEPARABLE, read_matrices
 from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite
-from onelip.graph.trace import Node, Ref
 
 _GROWS = "its slope grows without bound"
 _WITH_CONSTANTS = [f"aten.{name}.{overload}" for name in ("add", "mul", "div") for overload in ("Tensor", "Scalar")]
@@ -43,10 +43,10 @@ _INCREASING = MOVES | {
 
 def squared(step: Step) -> StepBound | None:
     """The verdict on a step that makes squares, or None: they have no constant, but their roots have."""
-    node, given = step.node, step.node.arguments
-    is_power = node.op == "aten.pow.Tensor_Scalar" and given[1] == 2
-    is_product = node.op == "aten.mul.Tensor" and isinstance(given[0], Ref) and given[0] == given[1]
-    if not (is_power or is_product or node.op == "aten.square.default"):
+    call, given = step.call, step.call.arguments
+    is_power = call.op == "aten.pow.Tensor_Scalar" and given[1] == 2
+    is_product = call.op == "aten.mul.Tensor" and isinstance(given[0], Ref) and given[0] == given[1]
+    if not (is_power or is_product or call.op == "aten.square.default"):
         return None
     return StepBound(None, _GROWS, is_refused=True, root=step.constants[given[0].index], root_factor=1.0)
 
@@ -55,75 +55,75 @@ def in_roots(step: Step, roots: Sequence[float | None]) -> StepBound | None:
     """The verdict on a step that works on squares, or None.
 
     Args:
-        step: a node that has no bound by its own rule.
-        roots: constants of the roots of the nodes before, or None.
+        step: a call that has no bound by its own rule.
+        roots: constants of the roots of the calls before, or None.
     """
-    node = step.node
-    made = [i for i in node.inputs if roots[i] is not None]
+    call = step.call
+    made = [i for i in call.inputs if roots[i] is not None]
     if not made:
         return None
     if (base := _sign_times_magnitude(step)) is not None and (root := roots[base]) is not None:
         why = "a number is its sign times its magnitude"
         return StepBound(None, why, root=root, root_factor=1.0, ancestor=base, by_roots=True)
-    if len(made) < len(node.inputs):
+    if len(made) < len(call.inputs):
         return None
     known = {i: root for i in made if (root := roots[i]) is not None}
-    if node.op in ("aten.sqrt.default", "aten.pow.Tensor_Scalar"):
-        if node.op == "aten.pow.Tensor_Scalar" and node.arguments[1] != 0.5:
+    if call.op in ("aten.sqrt.default", "aten.pow.Tensor_Scalar"):
+        if call.op == "aten.pow.Tensor_Scalar" and call.arguments[1] != 0.5:
             return None
-        return StepBound(known[node.inputs[0]], "root of a sum of squares", root_factor=1.0, by_roots=True)
+        return StepBound(known[call.inputs[0]], "root of a sum of squares", root_factor=1.0, by_roots=True)
     if len(made) > 1:
         root = _of_several(step, known)
         return None if root is None else StepBound(None, "sum of squares", root=root, by_roots=True)
     factor = _of_one(step)
     if factor is None:
         return None
-    root = multiply_up(factor, known[node.inputs[0]])
+    root = multiply_up(factor, known[call.inputs[0]])
     return StepBound(None, "sum of squares", root=root, root_factor=factor, by_roots=True)
 
 
 def _of_several(step: Step, known: dict[int, float]) -> float | None:
-    if step.node.op in MOVES:
+    if step.call.op in MOVES:
         return _moved(step, known)
-    if step.node.op != "aten.add.Tensor" or finite(step.argument("alpha")) != 1:
+    if step.call.op != "aten.add.Tensor" or finite(step.argument("alpha")) != 1:
         return None
-    shapes = [step.graph.nodes[i].shape for i in known]
-    return hypotenuse_up(*known.values()) if all(shape == step.node.shape for shape in shapes) else None
+    shapes = [step.graph.calls[i].shape for i in known]
+    return hypotenuse_up(*known.values()) if all(shape == step.call.shape for shape in shapes) else None
 
 
 def _moved(step: Step, known: Any) -> float | None:
     """By the rule of the operation, on the roots."""
-    given = (*step.node.arguments, *step.node.keywords.values())
+    given = (*step.call.arguments, *step.call.keywords.values())
     if any(isinstance(argument, Tensor) and argument.is_floating_point() for argument in given):
         return None  # what is inserted may be negative
-    if step.node.op.startswith(("aten.pad", "aten.constant_pad", "aten.masked_fill")) and step.argument("value"):
+    if step.call.op.startswith(("aten.pad", "aten.constant_pad", "aten.masked_fill")) and step.argument("value"):
         return None
-    rule = find_rule(step.node.op)
+    rule = find_rule(step.call.op)
     assert rule is not None
-    return rule(Step(step.node, step.graph, known, step.effort)).constant
+    return rule(Step(step.call, step.graph, known, step.effort)).constant
 
 
 def _of_one(step: Step) -> float | None:
     """How much steeper the root of the result is than that of the operand."""
-    node = step.node
-    if node.op in _LIKE_ITSELF:
+    call = step.call
+    if call.op in _LIKE_ITSELF:
         return 1.0
-    if node.op in _INCREASING:
-        return _moved(step, {node.inputs[0]: 1.0})
-    if node.op in ("aten.sum.dim_IntList", "aten.mean.dim"):
+    if call.op in _INCREASING:
+        return _moved(step, {call.inputs[0]: 1.0})
+    if call.op in ("aten.sum.dim_IntList", "aten.mean.dim"):
         count = check_axes(step, step.argument("dim"))
-        return 1.0 if "sum" in node.op else up_root(Fraction(1, count))
-    if node.op in SEPARABLE:
+        return 1.0 if "sum" in call.op else up_root(Fraction(1, count))
+    if call.op in SEPARABLE:
         return _of_columns(step)
-    if node.op not in _WITH_CONSTANTS:
+    if call.op not in _WITH_CONSTANTS:
         return None
     given = [step.argument("self"), step.argument("other")]
-    name = node.op.split(".")[1]
+    name = call.op.split(".")[1]
     if isinstance(given[1], Ref) and (name == "div" or isinstance(given[0], Ref)):
         return None
     check_alike(step, *given)
     constant = finite(given[1] if isinstance(given[0], Ref) else given[0])
-    if step.graph.nodes[node.inputs[0]].shape != node.shape or not bool((constant >= 0).all()):
+    if step.graph.calls[call.inputs[0]].shape != call.shape or not bool((constant >= 0).all()):
         return None
     if name == "add":
         return 1.0 if finite(step.argument("alpha")) == 1 else None
@@ -147,19 +147,19 @@ def _of_columns(step: Step) -> float | None:
 
 
 def _sign_times_magnitude(step: Step) -> int | None:
-    """The node q, for sign(q) * relu(abs(q)): torch's way to the root in its L2 pooling."""
-    if step.node.op != "aten.mul.Tensor" or len(step.node.inputs) != 2:
+    """The call q, for sign(q) * relu(abs(q)): torch's way to the root in its L2 pooling."""
+    if step.call.op != "aten.mul.Tensor" or len(step.call.inputs) != 2:
         return None
-    nodes = [step.graph.nodes[i] for i in step.node.inputs]
-    for sign, other in (nodes, nodes[::-1]):
+    calls = [step.graph.calls[i] for i in step.call.inputs]
+    for sign, other in (calls, calls[::-1]):
         if sign.op == "aten.sign.default" and _is_magnitude(other, sign.inputs[0], step):
             return sign.inputs[0]
     return None
 
 
-def _is_magnitude(node: Node, of: int, step: Step) -> bool:
-    while node.index != of:
-        if node.op not in ("aten.relu.default", "aten.abs.default"):
+def _is_magnitude(call: Call, of: int, step: Step) -> bool:
+    while call.index != of:
+        if call.op not in ("aten.relu.default", "aten.abs.default"):
             return False
-        node = step.graph.nodes[node.inputs[0]]
+        call = step.graph.calls[call.inputs[0]]
     return True

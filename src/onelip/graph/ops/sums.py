@@ -30,14 +30,14 @@ _PI = Fraction(314159265358979323846, 10**20)  # below pi
 @register_rule("aten.sum.dim_IntList", "aten.sum.default")
 def sum_up(step: Step) -> StepBound:
     """sqrt(n)."""
-    count = check_axes(step, step.argument("dim") if "dim" in step.node.op else None)
+    count = check_axes(step, step.argument("dim") if "dim" in step.call.op else None)
     return step.times(up_root(Fraction(count)), f"sum of {count} entries")
 
 
 @register_rule("aten.mean.dim", "aten.mean.default")
 def mean(step: Step) -> StepBound:
     """1 / sqrt(n)."""
-    count = check_axes(step, step.argument("dim") if "dim" in step.node.op else None)
+    count = check_axes(step, step.argument("dim") if "dim" in step.call.op else None)
     if not count:
         raise Refusal("is a mean of no entries")
     return step.times(up_root(Fraction(1, count)), f"mean of {count} entries")
@@ -50,7 +50,7 @@ def fold(step: Step) -> StepBound:
     if len(shape) != 3:
         raise Refusal("works along the batch axis, so samples depend on each other")
     ones = torch.ones(1, *shape[1:], dtype=torch.float64)
-    counts = aten(step.node.op)(ones, *step.node.arguments[1:], **step.node.keywords)
+    counts = aten(step.call.op)(ones, *step.call.arguments[1:], **step.call.keywords)
     most = round(float(counts.max()))
     return step.times(up_root(Fraction(most)), f"adds up to {most} entries to one")
 

@@ -98,7 +98,7 @@ def schur_count(geometry: Geometry, weight_shape: Sequence[int]) -> int:
 
 def largest_not_above(value: float, dtype: torch.dtype) -> float:
     """Return the largest number of the type that is not above a non-negative value."""
-    rounded = torch.tensor(value, dtype=torch.float64).to(dtype)
+    rounded = torch.tensor(value, dtype=torch.float64, device="cpu").to(dtype)  # not the default device
     if float(rounded) > value:
         rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
     return float(rounded)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).parent.parent / "tools" / "words.py"
+TOOL = Path(__file__).parents[2] / "tools" / "words.py"
 
 
 def run(path):
