@@ -17,6 +17,7 @@ from onelip._version import __version__
 COMMANDS = {
     "demo": "train, certify, check and attack on handwritten digits, in about a minute",
     "train": "train a network, or resume a run",
+    "predict": "predict the class and a certified radius of new images",
     "evaluate": "compute accuracy and certified robust accuracy of a run",
     "certify": "compute certified radii of images, and write certificate files",
     "check": "check a certificate file with the independent checker",

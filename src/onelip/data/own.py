@@ -1,9 +1,7 @@
 """Load your own images from an .npz file, or from a folder of PNG and JPEG files with one subfolder per class."""
 
 import os
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,16 +9,13 @@ import torch
 from onelip.data.errors import DataError
 from onelip.data.formats import OWN_CAP, read_arrays
 from onelip.data.image_data import ImageData, image_data_from_arrays, stratified_split
-
-if TYPE_CHECKING:
-    from PIL import Image
+from onelip.data.image_files import IGNORED, read_pixels
 
 _ARRAYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
     ("x_train", "y_train", "x_test", "y_test"),
 )
 _ENDINGS = (".png", ".jpg", ".jpeg")
-_IGNORED = ("thumbs.db", "desktop.ini")
 _TEST_FOLDERS = ("test", "val", "validation")
 
 
@@ -63,8 +58,8 @@ def load_npz(
     for names in _ARRAYS:
         if all(name in arrays for name in names):
             x_train, y_train, x_test, y_test = (arrays[name] for name in names)
-            train = _images(x_train, f"{path}: {names[0]}"), _labels(y_train, f"{path}: {names[1]}")
-            test = _images(x_test, f"{path}: {names[2]}"), _labels(y_test, f"{path}: {names[3]}")
+            train = as_images(x_train, f"{path}: {names[0]}"), _labels(y_train, f"{path}: {names[1]}")
+            test = as_images(x_test, f"{path}: {names[2]}"), _labels(y_test, f"{path}: {names[3]}")
             break
     else:
         if not {"images", "labels"} <= arrays.keys():
@@ -72,7 +67,7 @@ def load_npz(
                 f"{path}: expected the arrays {', '.join(_ARRAYS[0])}, or images and labels, got "
                 f"{', '.join(sorted(arrays)) or 'none'}; save them under these names with np.savez"
             )
-        images, labels = _images(arrays["images"], f"{path}: images"), _labels(arrays["labels"], f"{path}: labels")
+        images, labels = as_images(arrays["images"], f"{path}: images"), _labels(arrays["labels"], f"{path}: labels")
         if len(images) != len(labels):
             raise DataError(f"{path}: expected one label for each image, got {len(images)} and {len(labels)}")
         split = stratified_split(torch.from_numpy(labels), test_fraction, seed)
@@ -81,7 +76,7 @@ def load_npz(
     return image_data_from_arrays(path.stem, train, test, class_names, str(path))
 
 
-def _images(array: np.ndarray, what: str) -> np.ndarray:
+def as_images(array: np.ndarray, what: str) -> np.ndarray:
     """Images as (N, C, H, W)."""
     if array.dtype != np.uint8:
         raise DataError(
@@ -178,7 +173,7 @@ def _files(path: Path, classes: list[str]) -> list[tuple[Path, int]]:
         folder = path / name
         found = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if entry.name.startswith(".") or entry.name.lower() in _IGNORED:
+            if entry.name.startswith(".") or entry.name.lower() in IGNORED:
                 continue
             if entry.suffix.lower() not in _ENDINGS:
                 raise DataError(f"{entry}: expected only {', '.join(_ENDINGS)} files; convert or remove it")
@@ -190,7 +185,7 @@ def _files(path: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 
 def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.ndarray]:
-    height, width = _read(files[0][0]).shape[:2]
+    height, width = read_pixels(files[0][0]).shape[:2]
     if len(files) * 3 * height * width > cap:
         raise DataError(
             f"expected at most {cap / 2**20:.0f} MB of pixels, got {len(files)} images of {width}x{height}; reduce "
@@ -199,7 +194,7 @@ def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.n
     images = np.empty((len(files), 3, height, width), dtype=np.uint8)
     all_grey = True
     for row, (path, _) in zip(images, files, strict=True):
-        image = _read(path)  # (H, W) or (H, W, 3)
+        image = read_pixels(path)  # (H, W) or (H, W, 3)
         if image.shape[:2] != (height, width):
             raise DataError(
                 f"{path}: expected {width}x{height} pixels as {files[0][0].name}, got "
@@ -209,32 +204,3 @@ def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.n
         row[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     labels = np.array([label for _, label in files], dtype=np.int64)
     return (images[:, :1].copy() if all_grey else images), labels
-
-
-def _read(path: Path) -> np.ndarray:
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError("folders of images need pillow: pip install 'onelip[images]'") from error
-    try:
-        with warnings.catch_warnings():
-            # Small files can unpack to huge images; pillow only warns up to twice its limit.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG")) as opened:
-                opened.load()
-                image = ImageOps.exif_transpose(opened)  # as image viewers show it
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: the image is too large: {error}") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: not a complete PNG or JPEG image ({error}); replace or remove it") from error
-    return _pixels(image, path)
-
-
-def _pixels(image: "Image.Image", path: Path) -> np.ndarray:
-    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
-        raise DataError(f"{path}: expected 8 bits for each channel, got mode {image.mode}; convert it")
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        alpha = image.convert("RGBA").getchannel("A").getextrema()
-        if alpha != (255, 255):
-            raise DataError(f"{path}: expected an opaque image, got transparent pixels; add a background")
-    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))

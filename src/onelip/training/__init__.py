@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         find_constants as find_constants,
     )
     from onelip.training.optimizer import learning_rate as learning_rate, make_optimizer as make_optimizer
+    from onelip.training.prediction import Prediction as Prediction, Predictions as Predictions
     from onelip.training.recipe import PRESETS as PRESETS, Recipe as Recipe, preset as preset
     from onelip.training.run_directory import (
         RunDirectory as RunDirectory,
