@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, RunPath, parse, require_file, require_writable, unset
 from onelip.cli._progress import StageProgress
-from onelip.cli._run_data import load_run_data
+from onelip.cli._run_data import load_labelled
 from onelip.core.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Certify:
     run: RunPath
     """Directory of a run."""
     data: Annotated[str | None, unset("NAME|PATH")] = None
-    """Other data than those of the run, with images of the same shape and the same number of classes."""
+    """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
+    its --split images. Classes are matched by name."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     split: Literal["test", "train"] = "test"
@@ -147,11 +148,8 @@ def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | No
         new = load_images(command.image, loaded.config.shape)
         change = "" if new.changes[0] is None else f" ({new.changes[0]})"
         return new.images, None, f"{command.image}{change}"
-    data = load_run_data(loaded.config, command.data_root, command.data)
-    tests = command.split == "test"
-    images = data.test_images if tests else data.train_images
-    labels = data.test_labels if tests else data.train_labels
-    return images[: command.limit], labels[: command.limit], f"{data.name}, {command.split} images"
+    data = load_labelled(loaded.config, command.data_root, command.data, command.split)
+    return data.images[: command.limit], data.labels[: command.limit], f"{data.name}, {data.split} images"
 
 
 def _write(command: Certify, found: "Certification", images: "Tensor", source: str) -> dict[str, Any]:
@@ -195,9 +193,8 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
     from onelip.training.display import simple_table
 
     if "class" in results:
-        print(
-            f"{results['data']}: class {results['class']}, certified radius {results['radius']!r} (L2, pixels in [0, 1])"
-        )
+        print(f"{results['data']}: class {results['class']}")
+        print(f"Certified radius: {results['radius']!r} (L2, pixels in [0, 1])")
         if results["pixels"] is not None:
             print(f"Same class for every uint8 image with a sum of squared pixel differences <= {results['pixels']}.")
     else:
