@@ -309,7 +309,7 @@ def test_normalize_layer():
     smallest = Fraction(float(layer.std.min()))
     assert 1 <= Fraction(layer.lipschitz_constant) * smallest < 1 + Fraction(1, 10**12)
     assert list(layer.state_dict()) == ["mean", "std"]
-    with pytest.raises(ValueError, match="as many means as stds"):
+    with pytest.raises(ValueError, match="one mean and one std per channel"):
         Normalize((0.1,), (0.1, 0.2))
     with pytest.raises(ValueError, match="above 0"):
         Normalize((0.1,), (0.0,))
@@ -332,7 +332,7 @@ def test_command_line(tmp_path, capsys):
     assert cli.run([f"{source}:net", *target]) == 0
     assert "Lipschitz constant at most 0.48989" in capsys.readouterr().out
     assert cli.run([f"{source}:net", *target, "--require", "0.4"]) == 1
-    assert "Required: at most 0.4. Not proved." in capsys.readouterr().out
+    assert "Not proved: the required bound 0.4." in capsys.readouterr().out
     assert cli.run([f"{source}:net", *target, "--mean", "0.5", "0.5", "0.5", "--std", "0.1", "1", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["upper"] == pytest.approx(4.8989, rel=1e-3)
     assert cli.run([f"{source}:odd", *target]) == 1
