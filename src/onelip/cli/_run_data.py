@@ -22,13 +22,13 @@ def load_run_data(config: "RunConfig", root: Path | None, advice: str = "") -> "
 
     Args:
         config: configuration of the run.
-        root: directory of named data sets.
+        root: directory of named data sets; by default that of the run.
         advice: what to do if the data of the run have changed.
     """
     from onelip.data import DataNotFound, load_data
 
     try:
-        data = load_data(config.recipe.data, root)
+        data = load_data(config.recipe.data, root or config.data_root)
     except DataNotFound as error:
         raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
     if data.fingerprint != config.fingerprint:
@@ -55,7 +55,7 @@ def load_labelled(
         return part_of(data, split)
     found = all_labelled(other)
     if found is None:
-        found = part_of(load_data(other, root), split)
+        found = part_of(load_data(other, root or config.data_root), split)
     elif (data := found.split_as_for_training()) is not None and data.fingerprint == config.fingerprint:
         found = part_of(data, split)
     elif split == "train":

@@ -15,11 +15,12 @@ from onelip.certification.result import Mode
 from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
+from onelip.core.plugins import defining_modules, import_modules
 from onelip.data import Augmentation, DataError, load_images
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
-from onelip.models.registry import model_options
+from onelip.models.registry import model_builder, model_options
 from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors
 from onelip.training.evaluation import Constants, find_constants
 from onelip.training.objective import resolve_method
@@ -237,6 +238,7 @@ def load_run(path: str | Path) -> LoadedRun:
     """
     run = RunDirectory(path)
     config = read_config(run)
+    import_needed(config, run)
     try:
         model = build_model(config.recipe, len(config.class_names), config.shape)
     except RecipeError as error:
@@ -253,6 +255,27 @@ def load_run(path: str | Path) -> LoadedRun:
         plain = bake(model)
     set_layout(plain, config.recipe)  # baking may have created layers
     return LoadedRun(config, model.eval(), plain.eval(), is_finished)
+
+
+def import_needed(config: RunConfig, run: RunDirectory) -> None:
+    """Import the modules that register the model and the method of a run, if they are not registered.
+
+    Raises:
+        RunError: if a module cannot be imported.
+    """
+    methods = ("default", "none", *list_methods())
+    if model_builder(config.recipe.model) is not None and config.recipe.method in methods:
+        return
+    try:
+        import_modules(config.imports)
+    except RecipeError as error:
+        raise RunError(f"{run.path}: {error}") from error
+
+
+def find_imports(recipe: Recipe) -> tuple[str, ...]:
+    """Return the modules outside of onelip that register the model and the method of a recipe."""
+    builder, method = model_builder(recipe.model), resolve_method(recipe)
+    return defining_modules(*(thing for thing in (builder, method and method.apply) if thing is not None))
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:
