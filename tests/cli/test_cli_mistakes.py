@@ -47,6 +47,13 @@ WRONG_COMMANDS = [
     ("data fetch mnist --url there", "http or https address"),
     ("demo --epochs 0", "expected epochs"),
     # Names.
+    ("train --learning-rate 0.1", "unknown option --learning-rate; did you mean --lr?"),
+    ("train --learning_rate=0.1", "did you mean --lr?"),
+    ("train --optimiser sgd", "--optimizer"),
+    ("train --arch aol-small", "did you mean --model?"),
+    ("evaluate RUN --dataset digits", "did you mean --data?"),
+    ("certify RUN --output c.json", "did you mean --out?"),
+    ("evaluate RUN --gpu 1", "did you mean --device?"),
     ("train --preset papr", "did you mean 'paper'"),
     ("train --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
     ("audit --model patchwise-tyni", "did you mean 'patchwise-tiny'"),
