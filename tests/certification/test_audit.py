@@ -338,15 +338,15 @@ def test_command_line(tmp_path, capsys):
     assert cli.run([f"{source}:odd", *target]) == 1
     assert "NO PROOF" in capsys.readouterr().out
     for wrong, words in [
-        ([f"{source}:nothing", *target], "expected .* to have 'nothing'"),
-        ([f"{source}:number", *target], "to give a torch module, got int"),
-        ([f"{source}:wide", *target], "a function without arguments, got: wide"),
-        ([f"{source}:net"], "expected --input-shape"),
+        ([f"{source}:nothing", *target], "has no 'nothing'; name a torch module"),
+        ([f"{source}:number", *target], "is not a torch module and does not return one, but int"),
+        ([f"{source}:wide", *target], "without arguments failed: wide"),
+        ([f"{source}:net"], "needs --input-shape, such as"),
         ([f"{source}:net", "--input-shape", "a"], "numbers such as 3,32,32"),
         (["no.such.package:net", *target], "expected package.module:name"),
-        ([str(tmp_path / "none.py") + ":net", *target], "which is none"),
-        ([], "a TARGET or --model"),
-        ([f"{source}:net", *target, "--mean", "1"], "--mean and --std together"),
+        ([str(tmp_path / "none.py") + ":net", *target], "none.py: no such file"),
+        ([], "give a TARGET or --model, not both"),
+        ([f"{source}:net", *target, "--mean", "1"], "--mean and --std must be given together"),
     ]:
         with pytest.raises(ValueError, match=words):
             cli.run(wrong)
