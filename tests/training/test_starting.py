@@ -105,6 +105,19 @@ def test_a_blocked_process_is_ended():
     assert (done.returncode, done.stderr) == (143, "onelip: stopped\n")
 
 
+def test_a_process_that_catches_the_exception_is_ended():
+    code = (
+        "import signal, time\n"
+        "from onelip.training.distributed import stop_on_signals\n"
+        "with stop_on_signals(at_once=True):\n"
+        "    try: signal.raise_signal(signal.SIGTERM)\n"
+        "    except RuntimeError: pass\n"
+        "    while True: time.sleep(1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (143, "onelip: stopped\n")
+
+
 def test_a_signal_in_a_step_is_only_a_request():
     with stop_on_signals(at_once=True) as stop:
         with stop.deferred():

@@ -281,9 +281,10 @@ def stop_on_signals(*, at_once: bool = False) -> Iterator[StopRequest]:
 
 @contextmanager
 def _watchdog(request: StopRequest) -> Iterator[None]:
-    """End the process if a signal outside of a step is not handled: Python handlers wait for the end of a library call.
+    """End the process if it goes on for a few seconds after a signal outside of a step.
 
-    The C handler of Python writes the number of each signal to a socket at once; a thread reads it.
+    Python handlers wait for the end of a library call, and a library can catch the exception that they raise. The C
+    handler of Python writes the number of each signal to a socket at once; a thread reads it.
     """
     over = threading.Event()
     reader, writer = socket.socketpair()
@@ -292,9 +293,9 @@ def _watchdog(request: StopRequest) -> Iterator[None]:
 
     def watch() -> None:
         while number := reader.recv(1):
-            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM) or request.is_deferred:
                 continue
-            if not over.wait(_BLOCKED_SECONDS) and not request.signal_number and not request.is_deferred:
+            if not over.wait(_BLOCKED_SECONDS) and not request.is_deferred:
                 os.write(2, b"onelip: stopped\n")
                 os._exit(128 + number[0])
 
