@@ -21,7 +21,7 @@ from onelip.cli.certify import run as certify_command
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.files import write_json, write_whole
 from onelip.core.images import images_hash
-from onelip.data import load_data
+from onelip.data import DataError, load_data
 from onelip.nn import MaxMin
 from onelip.training.build import build_model, save_weights
 from onelip.training.run_directory import RunConfig, RunDirectory
@@ -203,10 +203,10 @@ def test_one_image(run, capsys, tmp_path):
     assert "class " in out
     assert "sum of squared pixel differences" in out
     Image.fromarray(pixels[:4]).save(tmp_path / "small.png")
-    with pytest.raises(RunError, match="resize it"):
+    with pytest.raises(DataError, match="resize the image"):
         certify_command([str(run), "--image", str(tmp_path / "small.png")])
     (tmp_path / "no.png").write_text("no")
-    with pytest.raises(RunError, match="this is not an image file"):
+    with pytest.raises(DataError, match="not a complete PNG"):
         certify_command([str(run), "--image", str(tmp_path / "no.png")])
 
 

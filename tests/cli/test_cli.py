@@ -170,7 +170,7 @@ def test_own_images(capsys, tmp_path):
     assert call(capsys, "evaluate", out, "--data", path)[0] == 0
     code, _, err = call(capsys, "evaluate", out, "--data", "digits")
     assert code == 1
-    assert "expected images 3x8x8 of 2 classes, got 1x8x8 of 10" in err
+    assert "the network has no class '2'; classes of the network: 0, 1; classes of the data: 0, 1, 2" in err
 
 
 def test_own_images_that_went_elsewhere(capsys, tmp_path, monkeypatch):

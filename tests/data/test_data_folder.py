@@ -135,7 +135,7 @@ def spoil_only_one_class(folder: Path) -> None:
         (spoil_empty_class, r"z: no images of class 'z'; add some or remove the class"),
         (spoil_transparent, r"000.png: expected an opaque image, got transparent pixels"),
         (spoil_sixteen_bits, r"000.png: expected 8 bits for each channel, got mode I"),
-        (spoil_only_one_class, r"expected a subfolder for each of at least two classes.*got \['x'\]"),
+        (spoil_only_one_class, r"expected a subfolder for each class, 2 at least.*got \['x'\]"),
     ],
 )
 def test_wrong_images_are_named(tmp_path, spoil, message):

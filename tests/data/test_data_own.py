@@ -103,7 +103,7 @@ def test_other_paths_are_refused(tmp_path):
     (tmp_path / "data.csv").write_text("1,2")
     with pytest.raises(DataError, match=r"data.csv: expected an .npz file or one of cifar-10-binary.tar.gz"):
         load_data(tmp_path / "data.csv")
-    with pytest.raises(DataError, match=r"expected a subfolder for each of at least two classes.*got no subfolders"):
+    with pytest.raises(DataError, match=r"expected a subfolder for each class, 2 at least.*got no subfolders"):
         load_data(tmp_path)
 
 

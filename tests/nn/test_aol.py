@@ -20,7 +20,8 @@ def test_verb_returns_the_module_and_registers_on_it():
     assert onelip.aol(layer) is layer
     assert parametrize.is_parametrized(layer, "weight")
     assert isinstance(find_aol(layer), onelip.AOL)
-    assert set(layer.state_dict()) == {"bias", "parametrizations.weight.original"}
+    own = "parametrizations.weight."
+    assert set(layer.state_dict()) == {"bias", f"{own}original", f"{own}0._extra_state"}
 
 
 def test_can_be_removed():

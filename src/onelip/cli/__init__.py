@@ -17,6 +17,7 @@ from onelip._version import __version__
 COMMANDS = {
     "demo": "train, certify, check and attack on handwritten digits, in about a minute",
     "train": "train a network, or resume a run",
+    "predict": "predict the class and a certified radius of new images",
     "evaluate": "compute accuracy and certified robust accuracy of a run",
     "certify": "compute certified radii of images, and write certificate files",
     "check": "check a certificate file with the independent checker",
@@ -37,6 +38,7 @@ Neural networks with a proved Lipschitz constant.
 {chr(10).join(f"  {name:<11} {text}" for name, text in COMMANDS.items())}
 
 Options of a command: onelip COMMAND --help. Start with: onelip demo
+Every command takes --import MODULE: a Python module that registers models, methods or losses of your own.
 Exit codes: 0 success; 1 the command failed, or its answer is no; 2 usage error.
 """
 
@@ -57,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"onelip: unknown command {command!r}; {hint}", file=sys.stderr)
         return 2
     try:
+        modules, rest = _split_imports(rest)
+        if modules:
+            from onelip.core.plugins import import_modules
+
+            import_modules(modules)
         return importlib.import_module(f"onelip.cli.{command}").run(rest)
     except KeyboardInterrupt:
         print("onelip: stopped", file=sys.stderr)
@@ -70,6 +77,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"onelip {command}: {error}", file=sys.stderr)
         return code
+
+
+def _split_imports(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The values of all options --import, and the other arguments."""
+    modules, others, left = [], [], iter(arguments)
+    for argument in left:
+        name, equals, value = argument.partition("=")
+        if name != "--import":
+            others.append(argument)
+            continue
+        value = value if equals else next(left, "")
+        if not value or value.startswith("-"):
+            from onelip.core.errors import RecipeError
+
+            raise RecipeError("--import needs the name of a module, such as --import my_models")
+        modules.append(value)
+    return modules, others
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -1,12 +1,13 @@
 """Directories and data of runs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from onelip.core.errors import RunError
+from onelip.core.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from onelip.data import ImageData
+    from onelip.data.labelled import LabelledImages
     from onelip.training.run_directory import RunConfig
 
 
@@ -16,40 +17,47 @@ def new_run_directory(name: str) -> Path:
     return Path("runs", f"{name}-{number}")
 
 
-def load_run_data(
-    config: "RunConfig",
-    root: Path | None,
-    other: str | None = None,
-    advice: str = "; to use them nevertheless, name them with --data",
-) -> "ImageData":
-    """Load the data of a run, or other data that the user named.
+def load_run_data(config: "RunConfig", root: Path | None, advice: str = "") -> "ImageData":
+    """Load the data of a run.
 
     Args:
         config: configuration of the run.
-        root: directory of named data sets.
-        other: name or path of other data, of which only image shape and number of classes must be those of the run.
+        root: directory of named data sets; by default that of the run.
         advice: what to do if the data of the run have changed.
     """
     from onelip.data import DataNotFound, load_data
 
     try:
-        data = load_data(other or config.recipe.data, root)
+        data = load_data(config.recipe.data, root or config.data_root)
     except DataNotFound as error:
-        if other:
-            raise
         raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
-    if other is None and data.fingerprint != config.fingerprint:
+    if data.fingerprint != config.fingerprint:
         raise RunError(
             f"{data.source}: these are not the data of the run (fingerprint {data.fingerprint[:12]}…, not "
             f"{config.fingerprint[:12]}…){advice}"
         )
-    if data.shape != config.shape or data.num_classes != len(config.class_names):
-        raise RunError(
-            f"{data.source}: expected images {_times(config.shape)} of {len(config.class_names)} classes, got "
-            f"{_times(data.shape)} of {data.num_classes}"
-        )
     return data
 
 
-def _times(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def load_labelled(
+    config: "RunConfig", root: Path | None, other: str | None, split: Literal["test", "train"] = "test"
+) -> "LabelledImages":
+    """Load images with labels for a run: a split of its data, or other data that the user named.
+
+    Of other data without a split, these are all images. If they are the data of the run, its split is used, so that the
+    network is not tested on images that it was trained on.
+    """
+    from onelip.data import load_data
+    from onelip.data.labelled import all_labelled, part_of
+
+    if other is None:
+        data = load_run_data(config, root, "; to use them nevertheless, name them with --data")
+        return part_of(data, split)
+    found = all_labelled(other)
+    if found is None:
+        found = part_of(load_data(other, root or config.data_root), split)
+    elif (data := found.split_as_for_training()) is not None and data.fingerprint == config.fingerprint:
+        found = part_of(data, split)
+    elif split == "train":
+        raise RecipeError(f"{other}: the data have no training images, so --split train is invalid; omit it")
+    return found.for_network(config.class_names, config.shape)

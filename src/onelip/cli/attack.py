@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.build import load_run
 
     loaded = load_run(command.run)
-    data = load_run_data(loaded.config, command.data_root, advice="")
+    data = load_run_data(loaded.config, command.data_root)
     network = loaded.plain.double()
     stop = len(data.test_images) if command.limit is None else command.start + command.limit
     part = slice(command.start, min(stop, len(data.test_images)))

@@ -4,13 +4,12 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, RunPath, parse, require_file, require_writable, unset
 from onelip.cli._progress import StageProgress
-from onelip.cli._run_data import load_run_data
+from onelip.cli._run_data import load_labelled
 from onelip.core.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
@@ -32,7 +31,8 @@ class Certify:
     run: RunPath
     """Directory of a run."""
     data: Annotated[str | None, unset("NAME|PATH")] = None
-    """Other data than those of the run, with images of the same shape and the same number of classes."""
+    """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
+    its --split images. Classes are matched by name."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     split: Literal["test", "train"] = "test"
@@ -40,7 +40,8 @@ class Certify:
     limit: OptionalNumber = None
     """Certify only the first INT images."""
     image: OptionalPath = None
-    """Certify this image file (png, ...), of the image size of the network. Needs pip install 'onelip[images]'."""
+    """Certify this image file (png, ...), of the image size of the network; onelip predict takes several. Needs pip
+    install 'onelip[images]'."""
     mode: Literal["sound", "real-arithmetic"] = "sound"
     """sound: rounding errors are included. real-arithmetic: they are not; the network runs in float32."""
     exact: Flag = False
@@ -142,37 +143,13 @@ def _check_paths(command: Certify) -> None:
 def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | None, str]":
     """Images, labels if there are any, and their source."""
     if command.image is not None:
-        return _read_image(command.image, loaded.config.shape), None, str(command.image)
-    data = load_run_data(loaded.config, command.data_root, command.data)
-    tests = command.split == "test"
-    images = data.test_images if tests else data.train_images
-    labels = data.test_labels if tests else data.train_labels
-    return images[: command.limit], labels[: command.limit], f"{data.name}, {command.split} images"
+        from onelip.data import load_images
 
-
-def _read_image(path: Path, shape: tuple[int, int, int]) -> "Tensor":
-    import numpy as np
-    import torch
-
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise RunError("--image needs Pillow: pip install 'onelip[images]'") from error
-    channels, height, width = shape
-    if channels not in (1, 3):
-        raise RunError(f"--image needs a network for images with 1 or 3 channels; this one has {channels}")
-    try:
-        with Image.open(path) as file:
-            pixels = np.array(file.convert("RGB" if channels == 3 else "L"))
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise RunError(f"{path}: this is not an image file ({error})") from error
-    array = pixels.reshape(*pixels.shape[:2], channels).transpose(2, 0, 1)  # (c, h, w)
-    if array.shape != shape:
-        raise RunError(
-            f"{path}: expected an image of {width}x{height} pixels, got {array.shape[2]}x{array.shape[1]}; resize it "
-            "first, because the certificate is about the pixels of the network"
-        )
-    return torch.from_numpy(array.copy())[None]
+        new = load_images(command.image, loaded.config.shape)
+        change = "" if new.changes[0] is None else f" ({new.changes[0]})"
+        return new.images, None, f"{command.image}{change}"
+    data = load_labelled(loaded.config, command.data_root, command.data, command.split)
+    return data.images[: command.limit], data.labels[: command.limit], f"{data.name}, {data.split} images"
 
 
 def _write(command: Certify, found: "Certification", images: "Tensor", source: str) -> dict[str, Any]:
@@ -216,7 +193,8 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
     from onelip.training.display import simple_table
 
     if "class" in results:
-        print(f"class {results['class']}, certified radius {results['radius']!r} (L2, pixels in [0, 1])")
+        print(f"{results['data']}: class {results['class']}")
+        print(f"Certified radius: {results['radius']!r} (L2, pixels in [0, 1])")
         if results["pixels"] is not None:
             print(f"Same class for every uint8 image with a sum of squared pixel differences <= {results['pixels']}.")
     else:

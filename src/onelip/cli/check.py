@@ -89,7 +89,7 @@ def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]],
     from onelip.training.run_directory import RunDirectory
 
     loaded, place = load_run(run), RunDirectory(run)
-    data = load_run_data(loaded.config, data_root, advice="")
+    data = load_run_data(loaded.config, data_root)
     parts = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
 
     def compared(certificate: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, unset
-from onelip.cli._run_data import load_run_data
+from onelip.cli._run_data import load_labelled
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Evaluate:
     run: RunPath
     """Directory of a run."""
     data: Annotated[str | None, unset("NAME|PATH")] = None
-    """Other data than those of the run, with images of the same shape and the same number of classes."""
+    """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
+    its test images. Classes are matched by name."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     device: str = "cpu"
@@ -43,17 +44,17 @@ def run(arguments: Sequence[str]) -> int:
 
     loaded = load_run(command.run)
     config = loaded.config
-    data = load_run_data(config, command.data_root, command.data)
+    data = load_labelled(config, command.data_root, command.data)
     loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
     constants = loaded.constants  # on the CPU
     plain = loaded.plain.to(find_device(command.device))
-    found = evaluate(plain, data.test_images, data.test_labels, constants, loss=loss)
+    found = evaluate(plain, data.images, data.labels, constants, loss=loss)
     results = {
         "run": str(command.run),
         "finished": loaded.is_finished,
         "data": data.name,
-        "split": "test",
-        **found.to_json(data.class_names),
+        "split": data.split,
+        **found.to_json(config.class_names),
     }
     if command.json:
         print(json.dumps(results))

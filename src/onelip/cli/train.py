@@ -26,7 +26,8 @@ class Train:
 
     Without options, it trains on the handwritten digits in the package, in about a minute. With --data, it uses the
     recipe of the paper; with --budget, the network and options that give most in that time. The defaults below are
-    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it.
+    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
+    methods of your own: --import MODULE, which registers them; the run remembers it.
     """
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
@@ -40,7 +41,7 @@ class Train:
     """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
     of epochs from the speed of the first steps. Other options take precedence."""
     data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
+    """Directory of named data sets; see onelip data. The run remembers it."""
     save_minutes: float = 10.0
     """Minutes between checkpoints, in addition to one after each epoch; 0 to switch off."""
     save_steps: int = 0
@@ -69,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     console = make_console(stderr=command.json)
     display = Display(console)
     try:
-        with stop_on_signals() as stop:
+        with stop_on_signals(at_once=True) as stop:
             results = train(
                 command.recipe,
                 out,
@@ -83,8 +84,10 @@ def run(arguments: Sequence[str]) -> int:
                 stop=stop,
             )
     except Stopped as stopped:
-        if is_first:
+        if is_first and RunDirectory(out).config.exists():
             print(f"onelip train: {stopped}; resume with\n  {RunDirectory(out).resume_command}", file=sys.stderr)
+        elif is_first:
+            print(f"onelip train: {stopped} before the first step; nothing was written", file=sys.stderr)
         return 128 + stopped.signal_number
     except OtherProcessFailed:  # that process prints why
         return 1

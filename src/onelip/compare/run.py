@@ -167,7 +167,7 @@ def _results(
 ) -> dict[str, Any]:
     if run.results.exists():  # written last: the run is finished
         return read_json(run.results)
-    with stop_on_signals() if handle_signals else nullcontext() as stop:
+    with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
         return train(recipe, run.path, resume=run.config.exists(), data=data, display=display, stop=stop)
 
 

@@ -47,6 +47,13 @@ class LipschitzModule(nn.Module):
             raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
         return self.proved_constant
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by `torch.jit.script`, which cannot compile the checks of inputs."""
+        raise RuntimeError(
+            f"torch.jit.script cannot compile {type(self).__name__}; use torch.jit.trace(model, images), "
+            "torch.export.export(model, (images,)) or onelip.export_onnx, with model = onelip.bake(...).eval()"
+        )
+
 
 def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""

@@ -17,14 +17,16 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.guards import InputSizeGuard, guard_input_size
 from onelip.core.plain_weights import accept_plain_weights
+from onelip.core.saved_settings import SavedSettings
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class LipschitzParametrization(nn.Module):
+class LipschitzParametrization(SavedSettings):
     """Base class of maps from a free parameter to a weight whose layer has a known constant.
 
-    Subclasses override `forward` and `describe`, and `constant_in` if they prove a constant.
+    Subclasses override `forward` and `describe`, and `constant_in` if they prove a constant. State dicts contain the
+    class and the settings, and are loaded only into a parametrization that has the same: see `SavedSettings`.
 
     Args:
         geometry: geometry of the layer, from `onelip.core.geometry.geometry_of`.

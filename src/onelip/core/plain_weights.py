@@ -13,7 +13,10 @@ from torch.nn.utils import parametrize
 
 
 def accept_plain_weights(module: nn.Module) -> None:
-    """Let a parametrized layer accept Parameters by assignment and plain weights from a state dict."""
+    """Let a parametrized layer accept Parameters by assignment and plain weights from a state dict.
+
+    A layer that is pickled as a whole raises an error that says what to do.
+    """
     kind: Any = type(module)  # the class that torch created for this layer and its copies
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -31,6 +34,13 @@ def accept_plain_weights(module: nn.Module) -> None:
                 error_msgs.append(reason)
         super(kind, self)._load_from_state_dict(state_dict, prefix, *rest)
 
+    def __getstate__(self: nn.Module) -> Any:
+        raise RuntimeError(
+            "a parametrized layer cannot be pickled: save model.state_dict() and load it into a model that is built "
+            "the same way, or save the plain network, torch.save(onelip.bake(model), path)"
+        )
+
+    kind.__getstate__ = __getstate__
     kind.register_parameter = register_parameter
     kind._load_from_state_dict = _load_from_state_dict
 

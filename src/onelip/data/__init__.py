@@ -38,5 +38,6 @@ if TYPE_CHECKING:
         data_status as data_status,
         list_data as list_data,
     )
+    from onelip.data.unlabelled import NewImages as NewImages, load_images as load_images
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,9 +1,8 @@
 """Load your own images from an .npz file, or from a folder of PNG and JPEG files with one subfolder per class."""
 
 import os
-import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,16 +10,15 @@ import torch
 from onelip.data.errors import DataError
 from onelip.data.formats import OWN_CAP, read_arrays
 from onelip.data.image_data import ImageData, image_data_from_arrays, stratified_split
-
-if TYPE_CHECKING:
-    from PIL import Image
+from onelip.data.image_files import IGNORED, read_pixels
 
 _ARRAYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
     ("x_train", "y_train", "x_test", "y_test"),
 )
 _ENDINGS = (".png", ".jpg", ".jpeg")
-_IGNORED = ("thumbs.db", "desktop.ini")
+HELD_OUT = 0.2  # fraction of the images of data without a split that is held out for testing
+LabelledArrays = tuple[np.ndarray, np.ndarray, Sequence[str]]  # (N, C, H, W), (N), class names
 _TEST_FOLDERS = ("test", "val", "validation")
 
 
@@ -28,7 +26,7 @@ _TEST_FOLDERS = ("test", "val", "validation")
 
 
 def load_npz(
-    path: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int = 0, cap: int = OWN_CAP
+    path: str | os.PathLike[str], *, test_fraction: float = HELD_OUT, seed: int = 0, cap: int = OWN_CAP
 ) -> ImageData:
     """Load your own images from an .npz file.
 
@@ -60,28 +58,37 @@ def load_npz(
     """
     path = Path(path)
     arrays = read_arrays(path, cap)
+    if (everything := _unsplit(arrays, path)) is not None:
+        images, labels, class_names = everything
+        split = stratified_split(torch.from_numpy(labels), test_fraction, seed)
+        train, test = ((images[i.numpy()], labels[i.numpy()]) for i in split)
+        return image_data_from_arrays(path.stem, train, test, class_names, str(path))
     for names in _ARRAYS:
         if all(name in arrays for name in names):
             x_train, y_train, x_test, y_test = (arrays[name] for name in names)
-            train = _images(x_train, f"{path}: {names[0]}"), _labels(y_train, f"{path}: {names[1]}")
-            test = _images(x_test, f"{path}: {names[2]}"), _labels(y_test, f"{path}: {names[3]}")
+            train = as_images(x_train, f"{path}: {names[0]}"), _labels(y_train, f"{path}: {names[1]}")
+            test = as_images(x_test, f"{path}: {names[2]}"), _labels(y_test, f"{path}: {names[3]}")
             break
     else:
-        if not {"images", "labels"} <= arrays.keys():
-            raise DataError(
-                f"{path}: expected the arrays {', '.join(_ARRAYS[0])}, or images and labels, got "
-                f"{', '.join(sorted(arrays)) or 'none'}; save them under these names with np.savez"
-            )
-        images, labels = _images(arrays["images"], f"{path}: images"), _labels(arrays["labels"], f"{path}: labels")
-        if len(images) != len(labels):
-            raise DataError(f"{path}: expected one label for each image, got {len(images)} and {len(labels)}")
-        split = stratified_split(torch.from_numpy(labels), test_fraction, seed)
-        train, test = ((images[i.numpy()], labels[i.numpy()]) for i in split)
-    class_names = _class_names(arrays.get("class_names"), train[1], test[1], path)
+        raise DataError(
+            f"{path}: expected the arrays {', '.join(_ARRAYS[0])}, or images and labels, got "
+            f"{', '.join(sorted(arrays)) or 'none'}; save them under these names with np.savez"
+        )
+    class_names = _class_names(arrays.get("class_names"), np.concatenate((train[1], test[1])), len(train[1]), path)
     return image_data_from_arrays(path.stem, train, test, class_names, str(path))
 
 
-def _images(array: np.ndarray, what: str) -> np.ndarray:
+def _unsplit(arrays: dict[str, np.ndarray], path: Path) -> LabelledArrays | None:
+    """Images, labels and class names of a file without a split; None if it has training and test images."""
+    if any(all(name in arrays for name in names) for names in _ARRAYS) or not {"images", "labels"} <= arrays.keys():
+        return None
+    images, labels = as_images(arrays["images"], f"{path}: images"), _labels(arrays["labels"], f"{path}: labels")
+    if len(images) != len(labels):
+        raise DataError(f"{path}: expected one label for each image, got {len(images)} and {len(labels)}")
+    return images, labels, _class_names(arrays.get("class_names"), labels, len(labels), path)
+
+
+def as_images(array: np.ndarray, what: str) -> np.ndarray:
     """Images as (N, C, H, W)."""
     if array.dtype != np.uint8:
         raise DataError(
@@ -106,15 +113,16 @@ def _labels(array: np.ndarray, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _class_names(given: np.ndarray | None, train: np.ndarray, test: np.ndarray, path: Path) -> tuple[str, ...]:
+def _class_names(given: np.ndarray | None, labels: np.ndarray, count: int, path: Path) -> tuple[str, ...]:
+    """Names of the classes; by default the numbers from 0, of which there may be at most one more than `count`."""
     if given is not None:
         if given.ndim != 1 or given.dtype.kind != "U":
             raise DataError(f"{path}: expected class_names as a list of text, got {given.dtype} {given.shape}")
         return tuple(str(name) for name in given)
-    top = int(max(train.max(initial=0), test.max(initial=0)))
+    top = int(labels.max(initial=0))
     # Every number up to the largest label becomes a class; one huge label would create millions of empty classes.
-    if top > len(train):
-        raise DataError(f"{path}: expected labels numbered from 0 without gaps, got {top} with {len(train)} images")
+    if top > count:
+        raise DataError(f"{path}: expected labels numbered from 0 without gaps, got {top} with {count} images")
     return tuple(str(i) for i in range(top + 1))
 
 
@@ -122,7 +130,7 @@ def _class_names(given: np.ndarray | None, train: np.ndarray, test: np.ndarray, 
 
 
 def load_folder(
-    path: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int = 0, cap: int = OWN_CAP
+    path: str | os.PathLike[str], *, test_fraction: float = HELD_OUT, seed: int = 0, cap: int = OWN_CAP
 ) -> ImageData:
     """Load your own images from a folder with one subfolder per class. Needs pillow.
 
@@ -145,8 +153,7 @@ def load_folder(
         DataError: if a file is not an 8-bit PNG or JPEG image, is transparent, or has another size.
     """
     path = Path(path)
-    held = [name for name in _TEST_FOLDERS if (path / name).is_dir()]
-    if (path / "train").is_dir() and held:
+    if held := _test_folders(path):
         classes = _classes(path / "train")
         if extra := sorted(set(_classes(path / held[0])) - set(classes)):
             raise DataError(f"{path / held[0]}: expected the classes of {path / 'train'}, got also {extra[0]!r}")
@@ -154,20 +161,39 @@ def load_folder(
         images, labels = _read_all([*train_files, *test_files], cap)
         train, test = np.arange(len(train_files)), np.arange(len(train_files), len(labels))
     else:
-        classes = _classes(path)
-        images, labels = _read_all(_files(path, classes), cap)
+        images, labels, classes = _read_unsplit(path, cap)
         train, test = (i.numpy() for i in stratified_split(torch.from_numpy(labels), test_fraction, seed))
     return image_data_from_arrays(
         path.resolve().name, (images[train], labels[train]), (images[test], labels[test]), classes, str(path)
     )
 
 
-def _classes(path: Path) -> list[str]:
+def _test_folders(path: Path) -> list[str]:
+    """Names of the folders of test images beside train/; none if the folder is not split."""
+    return [name for name in _TEST_FOLDERS if (path / "train").is_dir() and (path / name).is_dir()]
+
+
+def _read_unsplit(path: Path, cap: int, least: int = 2) -> LabelledArrays:
+    classes = _classes(path, least)
+    return *_read_all(_files(path, classes), cap), classes
+
+
+def load_unsplit(path: Path, cap: int = OWN_CAP) -> LabelledArrays | None:
+    """All images, labels and class names of a folder or an .npz file; None if it has training and test images.
+
+    Unlike data for training, one image of one class is enough.
+    """
+    if path.is_dir():
+        return None if _test_folders(path) else _read_unsplit(path, cap, least=1)
+    return _unsplit(read_arrays(path, cap), path)
+
+
+def _classes(path: Path, least: int = 2) -> list[str]:
     classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(classes) < 2:
+    if len(classes) < least:
         raise DataError(
-            f"{path}: expected a subfolder for each of at least two classes, or the files of an official data set, "
-            f"got {classes or 'no subfolders'}"
+            f"{path}: expected a subfolder for each class, {least} at least, or the files of an official data set, got "
+            f"{classes or 'no subfolders'}"
         )
     return classes
 
@@ -178,7 +204,7 @@ def _files(path: Path, classes: list[str]) -> list[tuple[Path, int]]:
         folder = path / name
         found = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if entry.name.startswith(".") or entry.name.lower() in _IGNORED:
+            if entry.name.startswith(".") or entry.name.lower() in IGNORED:
                 continue
             if entry.suffix.lower() not in _ENDINGS:
                 raise DataError(f"{entry}: expected only {', '.join(_ENDINGS)} files; convert or remove it")
@@ -190,7 +216,7 @@ def _files(path: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 
 def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.ndarray]:
-    height, width = _read(files[0][0]).shape[:2]
+    height, width = read_pixels(files[0][0]).shape[:2]
     if len(files) * 3 * height * width > cap:
         raise DataError(
             f"expected at most {cap / 2**20:.0f} MB of pixels, got {len(files)} images of {width}x{height}; reduce "
@@ -199,7 +225,7 @@ def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.n
     images = np.empty((len(files), 3, height, width), dtype=np.uint8)
     all_grey = True
     for row, (path, _) in zip(images, files, strict=True):
-        image = _read(path)  # (H, W) or (H, W, 3)
+        image = read_pixels(path)  # (H, W) or (H, W, 3)
         if image.shape[:2] != (height, width):
             raise DataError(
                 f"{path}: expected {width}x{height} pixels as {files[0][0].name}, got "
@@ -209,32 +235,3 @@ def _read_all(files: list[tuple[Path, int]], cap: int) -> tuple[np.ndarray, np.n
         row[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     labels = np.array([label for _, label in files], dtype=np.int64)
     return (images[:, :1].copy() if all_grey else images), labels
-
-
-def _read(path: Path) -> np.ndarray:
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError("folders of images need pillow: pip install 'onelip[images]'") from error
-    try:
-        with warnings.catch_warnings():
-            # Small files can unpack to huge images; pillow only warns up to twice its limit.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=("PNG", "JPEG")) as opened:
-                opened.load()
-                image = ImageOps.exif_transpose(opened)  # as image viewers show it
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: the image is too large: {error}") from error
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: not a complete PNG or JPEG image ({error}); replace or remove it") from error
-    return _pixels(image, path)
-
-
-def _pixels(image: "Image.Image", path: Path) -> np.ndarray:
-    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
-        raise DataError(f"{path}: expected 8 bits for each channel, got mode {image.mode}; convert it")
-    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        alpha = image.convert("RGBA").getchannel("A").getextrema()
-        if alpha != (255, 255):
-            raise DataError(f"{path}: expected an opaque image, got transparent pixels; add a background")
-    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))

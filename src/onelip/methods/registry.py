@@ -1,6 +1,7 @@
 """The registry of methods, used by `onelip.constrain`, the command line, the documentation and the contract test."""
 
 from onelip.core.arguments import did_you_mean
+from onelip.core.plugins import load_entry_points
 from onelip.methods.aol import METHOD as AOL
 from onelip.methods.fourier.bro import METHOD as BRO
 from onelip.methods.fourier.cayley import METHOD as CAYLEY
@@ -66,6 +67,7 @@ def list_methods() -> list[str]:
         >>> list_methods()[:2]
         ['aoc', 'aol']
     """
+    load_entry_points("onelip.methods")
     return sorted(METHODS)
 
 
@@ -120,6 +122,8 @@ def get_method(name: str) -> Method:
         >>> get_method("aol").guarantee
         'proved'
     """
+    if name not in METHODS:
+        load_entry_points("onelip.methods")
     if name not in METHODS:
         known = ", ".join(list_methods())
         raise ValueError(f"expected one of the methods {known}, got {name!r}{did_you_mean(name, METHODS)}")

@@ -11,6 +11,7 @@ from torch import nn
 
 from onelip.core.arguments import check_name_free, did_you_mean
 from onelip.core.docstrings import arguments_in, first_line
+from onelip.core.plugins import load_entry_points
 from onelip.models.chain import ImageSize, height_and_width
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {}
@@ -91,12 +92,19 @@ def create_model(
         >>> print(*create_model("patchwise-tiny", method="cayley").adaptations, sep="\\n")
         circular instead of zero padding: conv2, conv3, conv4
     """
-    builder = _MODELS.get(_spelled(name))
+    builder = model_builder(name)
     if builder is None:
         hint = did_you_mean(_spelled(name), _MODELS)
         raise ValueError(f"unknown model {name!r}; known: {', '.join(list_models())}{hint}")
     size = height_and_width(image_size)
     return builder(num_classes=num_classes, image_size=size, in_channels=in_channels, **kwargs)
+
+
+def model_builder(name: str) -> Callable[..., nn.Module] | None:
+    """Return the function that builds a model; None if the name is unknown. Entry points are searched too."""
+    if _spelled(name) not in _MODELS:
+        load_entry_points("onelip.models")
+    return _MODELS.get(_spelled(name))
 
 
 def list_models(filter: str = "*") -> list[str]:
@@ -112,6 +120,7 @@ def list_models(filter: str = "*") -> list[str]:
         >>> list_models("aol-[sml]*")
         ['aol-large', 'aol-medium', 'aol-small', 'aol-std']
     """
+    load_entry_points("onelip.models")
     return sorted(fnmatch.filter(_MODELS, _spelled(filter)))
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from onelip.training.learner import Learner as Learner
     from onelip.training.optimizer import learning_rate as learning_rate, make_optimizer as make_optimizer
+    from onelip.training.prediction import Prediction as Prediction, Predictions as Predictions
     from onelip.training.recipe import (
         PRESETS as PRESETS,
         Recipe as Recipe,

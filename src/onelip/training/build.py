@@ -1,25 +1,31 @@
 """Build the network of a recipe, and load the network of a run directory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from onelip.certification.proof import Progress, Proof
+from onelip.certification.result import Mode
 from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
-from onelip.data import Augmentation, DataError
+from onelip.core.plugins import defining_modules, import_modules
+from onelip.data import Augmentation, DataError, load_images
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
-from onelip.models.registry import model_options
+from onelip.models.registry import model_builder, model_options
 from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors
 from onelip.training.evaluation import Constants, find_constants
 from onelip.training.objective import resolve_method
+from onelip.training.prediction import Predictions, predict
 from onelip.training.recipe import Recipe, parse_options
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
@@ -161,6 +167,72 @@ class LoadedRun:
         """The constant of the map from the image to the scores; None if none is proved."""
         return self.constants.total
 
+    def predict(
+        self,
+        images: Tensor | str | PathLike[str] | Iterable[str | PathLike[str]],
+        *,
+        resize: bool = False,
+        skip_bad: bool = False,
+        mode: Mode | None = None,
+        batch_size: int = 250,
+        progress: Progress | None = None,
+    ) -> Predictions:
+        """Predict the class of new images, with a certified radius for each. `onelip predict` does the same.
+
+        The first call proves the network; later calls use its proof again.
+
+        Args:
+            images: a tensor (N, C, H, W), uint8 or floats in [0, 1]; or one or several paths: image files, folders of
+                image files, glob patterns, .npz files with the uint8 array `images`.
+            resize: resize files of another image size instead of raising an error. The radius is then for the resized
+                image.
+            skip_bad: skip unusable files instead of raising an error; `Predictions.skipped` lists them.
+            mode: "sound" includes all rounding errors, "real-arithmetic" does not. None takes "sound" if it can be
+                proved; `Predictions.mode` is the mode that was taken.
+            batch_size: images at a time; changes speed and memory only.
+            progress: called with the work done, all work, and its name.
+
+        Returns:
+            A sequence of predictions with `image`, `class_name`, `radius` and `pixels`.
+
+        Raises:
+            DataError: if an image cannot be used.
+            ProofError: if no Lipschitz constant of the network is proved.
+
+        Examples:
+            Not executed here:
+
+                run = onelip.load_run("runs/first")
+                for found in run.predict(["a.png", "photos/"]):
+                    print(found.image, found.class_name, found.radius)
+        """
+        named: dict[str, Any] = {}
+        if not isinstance(images, Tensor):
+            new = load_images(images, self.config.shape, resize=resize, skip_bad=skip_bad)
+            images, named = new.images, {"names": new.names, "changes": new.changes, "skipped": new.skipped}
+        elif images.shape[1:] != self.config.shape:
+            raise DataError(
+                f"expected images of shape (N, {', '.join(map(str, self.config.shape))}), got {tuple(images.shape)}"
+            )
+        found = predict(
+            self.plain,
+            images,
+            self.config.class_names,
+            mode=mode,
+            proof=self._proofs[0] if self._proofs else None,
+            batch_size=batch_size,
+            progress=progress,
+            **named,
+        )
+        if found.mode == "sound":
+            self._proofs[:] = [proof for proof in [found.certification.proof] if proof is not None]
+        return found
+
+    @cached_property
+    def _proofs(self) -> list[Proof]:
+        """The last proof of `predict`, if any."""
+        return []
+
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
     """Write weights.safetensors and plain.safetensors."""
@@ -186,10 +258,12 @@ def load_run(path: str | Path) -> LoadedRun:
         Prove and certify the network of a run (not executed here):
 
             run = onelip.load_run("runs/first")
-            certified = onelip.certify(run.plain, images)
+            found = run.predict("photos/")
+            certified = onelip.certify(run.plain.double(), images, labels)
     """
     run = RunDirectory(path)
     config = read_config(run)
+    import_needed(config, run)
     if run.plain.exists() and run.weights.exists():
         with _config_errors(run):
             plain = build_plain(config)
@@ -218,6 +292,27 @@ def _config_errors(run: RunDirectory) -> Iterator[None]:
         yield
     except RecipeError as error:
         raise RunError(f"{run.config}: {error}") from error
+
+
+def import_needed(config: RunConfig, run: RunDirectory) -> None:
+    """Import the modules that register the model and the method of a run, if they are not registered.
+
+    Raises:
+        RunError: if a module cannot be imported.
+    """
+    methods = ("default", "none", *list_methods())
+    if model_builder(config.recipe.model) is not None and config.recipe.method in methods:
+        return
+    try:
+        import_modules(config.imports)
+    except RecipeError as error:
+        raise RunError(f"{run.path}: {error}") from error
+
+
+def find_imports(recipe: Recipe) -> tuple[str, ...]:
+    """Return the modules outside of onelip that register the model and the method of a recipe."""
+    builder, method = model_builder(recipe.model), resolve_method(recipe)
+    return defining_modules(*(thing for thing in (builder, method and method.apply) if thing is not None))
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

@@ -6,12 +6,13 @@ torchrun sets environment variables that identify each process; without them the
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -20,10 +21,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from onelip.core.errors import OtherProcessFailed, RecipeError, RunError
+from onelip.core.errors import OtherProcessFailed, RecipeError, RunError, Stopped
 
 T = TypeVar("T")
 
+_BLOCKED_SECONDS = 3.0  # that a signal may wait for the end of a library call
 _TORCHRUN_SECONDS = 5.0  # a second SIGINT within this time under torchrun is the first one, forwarded
 
 
@@ -212,6 +214,22 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal_number = 0
         self.requested_at = 0.0  # time.monotonic
+        self.at_once = False  # whether a signal raises `Stopped` where it is not deferred
+        self.is_deferred = False
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within the context, a signal only sets the request, which the trainer reads after each step."""
+        before, self.is_deferred = self.is_deferred, True
+        try:
+            yield
+        finally:
+            self.is_deferred = before
+
+    def raise_if_at_once(self) -> None:
+        """Raise `Stopped` for a request that was deferred, if signals raise; call it when the state is saved."""
+        if self.at_once and self.signal_number:
+            raise Stopped("stopped and saved", self.signal_number)
 
     def __call__(self, signal_number: int = signal.SIGTERM) -> None:
         if not self.signal_number:
@@ -219,8 +237,12 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals(*, at_once: bool = False) -> Iterator[StopRequest]:
     """Turn SIGINT and SIGTERM into a stop request within the context; previous handlers are restored at the end.
+
+    With `at_once`, a signal outside of the steps of training (while data are loaded, a network is built or evaluated)
+    raises `Stopped` in one process. If a single call of a library blocks that for more than a few seconds, the process
+    is ended. Several processes finish their step together, so that none waits for another.
 
     A second Ctrl-C raises KeyboardInterrupt; a second SIGTERM does not. Under torchrun, a second SIGINT within a few
     seconds does not either: torchrun forwards the SIGINT that a process may also receive from the terminal, so both are
@@ -233,6 +255,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         True
     """
     request = StopRequest()
+    request.at_once = at_once and os.environ.get("WORLD_SIZE", "1") == "1"
     if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield request
         return
@@ -241,15 +264,51 @@ def stop_on_signals() -> Iterator[StopRequest]:
     def handle(number: int, _: FrameType | None) -> None:
         if number == request.signal_number == signal.SIGINT and not _is_forwarded(request):
             raise KeyboardInterrupt
+        is_first = not request.signal_number
         request(number)
+        if request.at_once and is_first and not request.is_deferred:
+            raise Stopped("stopped", number)
 
     for number in before:
         signal.signal(number, handle)
     try:
-        yield request
+        with _watchdog(request) if request.at_once else nullcontext():
+            yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _watchdog(request: StopRequest) -> Iterator[None]:
+    """End the process if it goes on for a few seconds after a signal outside of a step.
+
+    Python handlers wait for the end of a library call, and a library can catch the exception that they raise. The C
+    handler of Python writes the number of each signal to a socket at once; a thread reads it.
+    """
+    over = threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while number := reader.recv(1):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM) or request.is_deferred:
+                continue
+            if not over.wait(_BLOCKED_SECONDS) and not request.is_deferred:
+                os.write(2, b"onelip: stopped\n")
+                os._exit(128 + number[0])
+
+    with reader:
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            over.set()
+            writer.close()  # ends the thread
+            thread.join()
 
 
 def _is_forwarded(request: StopRequest) -> bool:

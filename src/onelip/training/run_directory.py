@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from onelip.core.files import LOCK, disk_error, locked, read_json, write_json, w
 from onelip.training.recipe import Recipe
 
 CONFIG_VERSION = 1
+TENSORBOARD = "tensorboard"  # subdirectory
 
 
 class RunDirectory:
@@ -69,6 +71,8 @@ class RunConfig:
         fingerprint: fingerprint of the data.
         class_names: names of the classes, in the order of the labels.
         shape: shape of an image (channels, height, width).
+        data_root: directory of named data sets that the run was started with; None for the default places.
+        imports: modules outside of onelip that register the model or the method.
     """
 
     recipe: Recipe
@@ -76,6 +80,8 @@ class RunConfig:
     fingerprint: str
     class_names: tuple[str, ...]
     shape: tuple[int, int, int]
+    data_root: str | None = None
+    imports: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -88,7 +94,9 @@ class RunConfig:
                 "fingerprint": self.fingerprint,
                 "class_names": list(self.class_names),
                 "shape": list(self.shape),
+                "root": self.data_root,
             },
+            "imports": list(self.imports),
         }
 
 
@@ -125,7 +133,9 @@ def read_config(run: RunDirectory) -> RunConfig:
         names = tuple(str(name) for name in data["class_names"])
         if len(shape) != 3 or min(shape) < 1 or len(names) < 2:
             raise ValueError
-        return RunConfig(recipe, str(data["name"]), str(data["fingerprint"]), names, shape)
+        root, imports = data.get("root"), tuple(str(name) for name in content.get("imports", ()))
+        root = None if root is None else str(root)
+        return RunConfig(recipe, str(data["name"]), str(data["fingerprint"]), names, shape, root, imports)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{run.config}: name, fingerprint, class_names or shape of the data are missing or invalid"
@@ -163,6 +173,13 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
         except BaseException:
             _remove_empty(run.path, made)
             raise
+
+
+def remove_new(run: RunDirectory) -> None:
+    """Remove the files of a run that failed before its first step, so that it can be started again."""
+    shutil.rmtree(run.path / TENSORBOARD, ignore_errors=True)
+    for path in (run.log, run.environment, run.checkpoint, run.config):
+        path.unlink(missing_ok=True)
 
 
 def _remove_empty(directory: Path, made: list[Path]) -> None:
@@ -233,7 +250,7 @@ class RunLog:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # optional dependency
 
-            self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=epoch + 1)
+            self.writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=epoch + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """Add the line of an epoch."""

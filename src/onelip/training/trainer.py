@@ -21,7 +21,7 @@ from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_sp
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.budget import fit_to_budget
-from onelip.training.build import build_model, save_weights
+from onelip.training.build import build_model, find_imports, import_needed, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
@@ -37,6 +37,7 @@ from onelip.training.run_directory import (
     open_run,
     read_config,
     record_session,
+    remove_new,
     trim_log,
 )
 
@@ -67,7 +68,7 @@ def train(
         budget: seconds of steps and evaluations. The number of epochs of the recipe is then chosen from the measured
             speed, before the run starts; see `onelip.training.recipe_for_budget`.
         data: the images; by default loaded by the recipe's name.
-        data_root: directory of named data sets.
+        data_root: directory of named data sets; a resumed run remembers it.
         display: shows the progress; None shows nothing.
         tensorboard: also log for TensorBoard.
         save_minutes: besides after each epoch, write a checkpoint at this interval; 0 for never.
@@ -91,7 +92,12 @@ def train(
     if tensorboard:
         check_tensorboard()
     run = RunDirectory(out)
-    options = SessionOptions(resume, tensorboard, save_minutes, save_steps)
+    if resume:
+        kept = read_config(run)
+        import_needed(kept, run)
+        data_root = data_root or kept.data_root
+    root = None if data_root is None else str(Path(data_root).expanduser().absolute())
+    options = SessionOptions(resume, tensorboard, save_minutes, save_steps, root)
     with processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
         if data is None:
@@ -107,9 +113,16 @@ def train(
                     f"with learning rate {recipe.lr:.3g}, {recipe.epochs * recipe.epoch_part:.3g} passes over the data"
                 )
             process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
+            trainer = None
             try:
-                return Trainer(recipe, run, data, process, shown, stop or StopRequest(), options).run_to_end()
-            except RuntimeError as error:
+                trainer = Trainer(recipe, run, data, process, shown, stop or StopRequest(), options)
+                return trainer.run_to_end()
+            except BaseException as error:
+                is_new = not resume and process.is_first and (trainer is None or trainer.steps_done == 0)
+                if is_new and not isinstance(error, Diverged):
+                    remove_new(run)
+                if not isinstance(error, RuntimeError):
+                    raise
                 if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                     raise
                 what = str(error).strip().partition("\n")[0]
@@ -126,6 +139,7 @@ class SessionOptions:
     tensorboard: bool = False
     save_minutes: float = 10.0
     save_steps: int = 0
+    data_root: str | None = None
 
 
 class Trainer:
@@ -174,6 +188,7 @@ class Trainer:
         self.process.run_on_all(self.open_log)
         if self.position == Position():
             self.save()
+            self.stop.raise_if_at_once()
         self.learner.wrap()
         self.display.start(self.recipe.epochs, self.steps, self.steps_done)
         while self.position.epoch < self.recipe.epochs:
@@ -192,10 +207,11 @@ class Trainer:
         self.model.train()
         self.epoch_state = self.generator.get_state()
         self.clock = time.monotonic()
-        for batch in self.loader.epoch(skip=self.position.batch):
-            self.train_step(batch)
-            self.save_or_stop()
-            self.clock = time.monotonic()
+        with self.stop.deferred():  # until the step is done and saved
+            for batch in self.loader.epoch(skip=self.position.batch):
+                self.train_step(batch)
+                self.save_or_stop()
+                self.clock = time.monotonic()
         if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
             raise self.diverged(f"NaN or infinity in the weights after epoch {self.position.epoch + 1}")
 
@@ -243,6 +259,7 @@ class Trainer:
         # Saved before the evaluation, so that a kill during it costs no step: the resumed run repeats it, and
         # a line that was logged before is trimmed.
         self.save()
+        self.stop.raise_if_at_once()
         done = self.position.epoch + 1
         is_due = done % self.recipe.evaluate_every == 0 or done == self.recipe.epochs
         if is_due and (line := self.process.run_on_all(self.log_epoch)):
@@ -269,7 +286,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, in the first process."""
-        self.process.run_on_all(self.write_checkpoint)
+        with self.stop.deferred():
+            self.process.run_on_all(self.write_checkpoint)
         self.saved_at = time.monotonic()
 
     def write_checkpoint(self) -> None:
@@ -298,7 +316,15 @@ class Trainer:
         run, data = self.run, self.data
         if self.options.resume:  # also without a checkpoint
             check_same_data(run.config, read_config(run).fingerprint, data.fingerprint)
-        config = RunConfig(self.recipe, data.name, data.fingerprint, data.class_names, data.shape)
+        config = RunConfig(
+            recipe=self.recipe,
+            data_name=data.name,
+            fingerprint=data.fingerprint,
+            class_names=data.class_names,
+            shape=data.shape,
+            data_root=self.options.data_root,
+            imports=find_imports(self.recipe),
+        )
         write_json(run.config, config.to_json())
         facts = {
             "torch": torch.__version__,

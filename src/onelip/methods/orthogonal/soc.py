@@ -23,6 +23,7 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
+from onelip.core.saved_settings import SavedSettings
 from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential
 from onelip.graph.lowering import Lowering, lowers
@@ -42,7 +43,7 @@ def _check_series(terms: object, norm: object) -> tuple[int, float]:
     return check_integer("terms", terms, 1, 30), check_number("norm", norm, 0, 4, open_low=True)
 
 
-class SkewKernel(nn.Module):
+class SkewKernel(SavedSettings):
     """The map from a free kernel (g c, c, *taps) to a skew one of bounded norm, as a torch parametrization.
 
     Args:

@@ -1,0 +1,139 @@
+"""`onelip predict RUN IMAGES...`: class and certified radius of new images."""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from onelip.cli._columns import make_console
+from onelip.cli._parse import Flag, RunPath, parse, unset
+from onelip.cli._progress import StageProgress
+from onelip.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from onelip.training.prediction import Predictions
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict the class of new images, with a certified radius for each.
+
+    Every image within the radius (L2 distance, pixels in [0, 1]) has the same class. The pixel budget N says the same
+    for uint8 images: the class is the same if the sum of squared pixel differences is at most N. The images need no
+    labels.
+
+    Examples: onelip predict RUN a.png b.png; onelip predict RUN photos/ --csv; onelip predict RUN 'photos/*.jpg';
+    find photos -name '*.png' | onelip predict RUN - --json
+    """
+
+    run: RunPath
+    """Directory of a run."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, unset("IMAGES...")]
+    """Image files, folders of image files, glob patterns, .npz files with the uint8 array `images`; - reads a list of
+    paths from standard input, one in each line. Image files need pip install 'onelip[images]'."""
+    resize: Flag = False
+    """Resize images of another size. The radius is then for the resized image."""
+    skip_bad: Flag = False
+    """Skip files that cannot be used, and report them; by default nothing is computed if there is one."""
+    mode: Literal["auto", "sound", "real-arithmetic"] = "auto"
+    """sound: rounding errors are included. real-arithmetic: they are not, and there is no pixel budget. auto: sound if
+    it can be proved for this network."""
+    batch_size: int = 250
+    """Number of images per batch; changes speed and memory only."""
+    csv: Flag = False
+    """Print CSV, with a header line."""
+    json: Flag = False
+    """Print JSON."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    command = parse(Predict, "predict", arguments)
+    if command.csv and command.json:
+        raise RecipeError("--csv and --json exclude each other; choose one")
+    if command.batch_size < 1:
+        raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
+    if not command.images:
+        raise RecipeError("IMAGES are missing: name image files, a folder, a pattern or an .npz file, or - for a list")
+
+    from onelip.training.build import load_run
+
+    loaded = load_run(command.run)
+    with StageProgress() as progress:
+        found = loaded.predict(
+            _sources(command.images),
+            resize=command.resize,
+            skip_bad=command.skip_bad,
+            mode=None if command.mode == "auto" else command.mode,
+            batch_size=command.batch_size,
+            progress=progress,
+        )
+    for message in found.skipped:
+        print(f"onelip predict: skipped: {message}", file=sys.stderr)
+    if command.json:
+        print(json.dumps({"run": str(command.run), "finished": loaded.is_finished, **found.to_json()}))
+    elif command.csv:
+        _print_csv(found)
+    else:
+        _print_table(found)
+        if not loaded.is_finished:
+            print("The run is not finished; these are the weights of its last checkpoint.")
+    return 0
+
+
+def _sources(given: Sequence[str]) -> Iterator[str]:
+    for source in given:
+        if source == "-":
+            yield from filter(None, (line.rstrip("\r\n") for line in sys.stdin))
+        else:
+            yield source
+
+
+def _print_csv(found: "Predictions") -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("image", "class", "radius", "pixels", "mode", "change"))
+    for item in found:
+        writer.writerow((item.image, item.class_name, item.radius, item.pixels, found.mode, item.change))
+
+
+def _print_table(found: "Predictions") -> None:
+    from rich.text import Text
+
+    from onelip.training.display import simple_table
+
+    changed = any(item.change for item in found)
+    table = simple_table("")
+    for name in ("image", "class"):
+        table.add_column(name, overflow="fold")
+    for name in ("radius", "pixels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if changed:
+        table.add_column("change")
+    for item in found:
+        radius = f"{math.floor(item.radius * 1e4) / 1e4:.4f}" if item.radius > 0 else "not certified"  # rounded down
+        cells = (item.image, item.class_name, radius, "" if item.pixels is None else str(item.pixels))
+        table.add_row(*map(_printable, cells), *([Text(item.change or "")] if changed else []))
+    make_console().print(table)
+    constant = found.certification.constant
+    if found.mode == "sound":
+        print(f"Sound: the radii include all rounding errors (float64, Lipschitz constant <= {constant!r}).")
+    else:
+        why = "" if found.reason is None else f" The sound mode cannot be proved: {found.reason}."
+        print(f"Real arithmetic: the radii do not include rounding errors (Lipschitz constant <= {constant!r}).{why}")
+    print("radius: L2 distance for pixels in [0, 1], rounded down.")
+    if found.mode == "sound":
+        print("pixels: largest sum of squared differences of uint8 pixels.")
+    if changed:
+        print("Images with a change were changed to fit the network; their radii are for the changed images.")
+
+
+def _printable(text: str) -> str:
+    """Text without markup of rich and without control characters."""
+    from rich.markup import escape
+
+    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

@@ -1,0 +1,116 @@
+"""State dicts of parametrized layers fit only layers with the same settings; pickles of whole modules."""
+
+import copy
+import io
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+import onelip
+from onelip.methods import list_methods
+
+
+def network(method="aol", **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), onelip.nn.MaxMin(), nn.Flatten(), nn.Linear(4 * 16, 4))
+    return onelip.constrain(net, method, **options)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "message"),
+    [
+        (network(side="inputs"), network(side="outputs"), "side='inputs', and this is AOL with .*side='outputs'"),
+        (network(lipschitz=2.0), network(), "lipschitz=2.0, and this is AOL with lipschitz=1.0"),
+        (network(steps=2), network(), "steps=2, and this is AOL with steps=1"),
+        (network("bjorck"), network(), "Bjorck .*and this is AOL"),
+        (network("bjorck"), network("bjorck", steps=3), "steps=12, and this is Bjorck with steps=3"),
+    ],
+)
+def test_another_map_raises_and_names_the_layer(saved, own, message):
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=f"0: the state dict is of .*{message}"):
+            own.load_state_dict(saved.state_dict(), strict=strict)
+
+
+def test_the_same_map_loads_also_from_files_and_through_deepcopy():
+    saved, own = network(side="outputs", lipschitz=0.5), network(side="outputs", lipschitz=0.5)
+    with torch.no_grad():
+        for parameter in saved.parameters():
+            parameter.add_(0.1)
+    x = torch.rand(2, 2, 4, 4)
+    own.load_state_dict(load(save(saved.state_dict())))
+    assert torch.equal(own(x), saved(x))
+    buffer = io.BytesIO()
+    torch.save(saved.state_dict(), buffer)
+    buffer.seek(0)
+    other = copy.deepcopy(network(side="outputs", lipschitz=0.5))
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(x), saved(x))
+    assert "_extra_state" not in " ".join(onelip.bake(saved).state_dict())
+
+
+def test_plain_weights_load_into_any_map():
+    """They state the weight itself, so that settings cannot contradict them."""
+    plain = onelip.bake(network(side="inputs"))
+    own = network(side="outputs")
+    own.load_state_dict(plain.state_dict())
+
+
+def test_a_damaged_tag_and_a_missing_one_raise():
+    state = network().state_dict()
+    tag = next(name for name in state if name.endswith("_extra_state"))
+    with pytest.raises(RuntimeError, match="are damaged"):
+        network().load_state_dict(state | {tag: torch.tensor([1, 2], dtype=torch.uint8)})
+    del state[tag]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        network().load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", list_methods())
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_settings_do_not_change_in_training(method):
+    """Or a trained state could not be loaded into a new network."""
+    x = torch.rand(3, 8)
+
+    def make():
+        return onelip.constrain(nn.Sequential(nn.Linear(8, 8), onelip.nn.MaxMin(), nn.Linear(8, 8)), method)
+
+    trained = make().train()
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        trained(x).square().sum().backward()
+        optimizer.step()
+    own = make()
+    own.load_state_dict(trained.state_dict())
+    assert torch.equal(own.eval()(x), trained.eval()(x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_pickles_of_whole_modules():
+    net = network()
+    with pytest.raises(RuntimeError, match=r"save model.state_dict\(\).*torch.save\(onelip.bake\(model\), path\)"):
+        torch.save(net, io.BytesIO())
+    for model in (net, onelip.create_model("patchwise-tiny", num_classes=4, image_size=8, in_channels=1)):
+        plain = onelip.bake(model)
+        buffer = io.BytesIO()
+        torch.save(plain, buffer)
+        buffer.seek(0)
+        x = torch.rand(2, 2, 4, 4) if model is net else torch.rand(2, 1, 8, 8)
+        assert torch.equal(torch.load(buffer, weights_only=False)(x), plain(x))
+    copy.deepcopy(net)(torch.rand(2, 2, 4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torchscript():
+    """Scripting says what to do instead; tracing works."""
+    plain = onelip.bake(onelip.create_model("patchwise-tiny", num_classes=4, image_size=32, in_channels=1)).eval()
+    with pytest.raises(RuntimeError, match=r"torch.jit.trace\(model, images\)"):
+        torch.jit.script(plain)
+    x = torch.rand(3, 1, 32, 32)
+    traced = torch.jit.trace(plain, x[:2])
+    with torch.no_grad():
+        assert torch.equal(traced(x), plain(x))
