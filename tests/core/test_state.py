@@ -389,6 +389,8 @@ def test_what_cannot_be_compared(tmp_path):
     for value in ((i for i in range(3)), threading.Lock()):
         with pytest.raises(CannotTrace, match=r"can be copied.* move locks, files and generators out"):
             trace(Holder(lambda self: 1.0, thing=value), torch.rand(2, 3))
+        with pytest.raises(CannotTrace, match=r"can be copied"):
+            onelip.prove(Holder(lambda self: 1.0, thing=value), (3,))
 
 
 class Colour(types.SimpleNamespace):

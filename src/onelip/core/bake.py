@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
-from onelip.core.errors import NonFiniteWeight
+from onelip.core.errors import CannotCopy, NonFiniteWeight
 from onelip.core.state import State, unchanged
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,6 +40,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
 
     Raises:
         NonFiniteWeight: if a parameter of the result is not finite; the message names it.
+        CannotCopy: if the model contains an object that cannot be copied.
         ChangingModel: if computing a weight in eval mode changes the state of its parametrization: the model is then a
             different function at every call, and no plain copy computes the same.
 
@@ -49,12 +50,24 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         ['0.weight', '0.bias']
     """
     if is_plain(model, fold=fold):
-        plain = copy.deepcopy(model)
+        plain = _copy(model)
     else:
         with unchanged(model):
-            plain = _bake(copy.deepcopy(model), expand, fold)
+            plain = _bake(_copy(model), expand, fold)
     _check_finite(plain)
     return plain
+
+
+def _copy(model: Model) -> Model:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # of somebody else's classes
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CannotCopy(
+            f"expected a model that can be copied, got: {reason}; if it uses torch.nn.utils.weight_norm or "
+            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them; detach tensors that are "
+            "attributes; move locks, files and generators out of the model"
+        ) from error
 
 
 def is_plain(model: nn.Module, *, fold: bool = True) -> bool:

@@ -75,9 +75,9 @@ def links(model: nn.Module) -> Iterator[nn.Module]:
         ['ReLU', 'Flatten']
     """
     if type(model) in (DataParallel, DistributedDataParallel) and not is_changed(model):
-        model = model.module
+        (model,) = model.children()
     if _is_compiled(model) and not (model._forward_hooks or model._forward_pre_hooks):
-        model = model.get_submodule("_orig_mod")
+        (model,) = model.children()
     if type(model) is nn.Sequential and not is_changed(model):
         for child in model:
             yield from links(child)
