@@ -36,6 +36,19 @@ def test_axes_that_may_be_the_batch(layer):
     assert onelip.audit(onelip.nn.MaxMin(dim=-4), torch.rand(2, 4, 3, 3)).upper is None
 
 
+class Stating(onelip.nn.LipschitzModule):
+    def __init__(self, constant):
+        super().__init__()
+        self.constant = constant
+
+    def forward(self, x):
+        return x
+
+    @property
+    def lipschitz_constant(self):
+        return self.constant
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -45,6 +58,10 @@ def test_axes_that_may_be_the_batch(layer):
         changed(nn.BatchNorm1d(2), eps=None),
         changed(nn.BatchNorm1d(2), eps=math.nan),
         changed(nn.BatchNorm1d(2), eps=math.inf),
+        changed(onelip.nn.LipschitzAvgPool2d(2), stride=1),
+        Stating(math.nan),
+        Stating(-1.0),
+        Stating(None),
     ],
     ids=repr,
 )

@@ -38,23 +38,25 @@ def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
     if isinstance(module, LINEAR_LAYERS):
         kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
         return bound_by_construction(module) or Bound(None, f"{kind}: not bounded by construction")
-    if isinstance(module, LipschitzModule):
-        dim = getattr(module, "dim", None)
-        axes = [axis for axis in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(axis, int)]
-        if why := why_batch(axes, rank):
-            return Bound(None, why)
-        try:
-            return Bound(module.lipschitz_constant, "onelip layer")
-        except UnknownLipschitzConstant as error:
-            return Bound(None, str(error))
     try:
-        found = bound_by_rule(module)
-    except Refusal as refusal:
+        found = _stated(module, rank) if isinstance(module, LipschitzModule) else bound_by_rule(module)
+    except (Refusal, UnknownLipschitzConstant) as refusal:
         return Bound(None, str(refusal))
     except Exception as error:  # settings that torch refuses, too: a rule that fails proves nothing
         return Bound(None, f"its rule failed: {type(error).__name__}: {error}")
-    is_finite = found.constant is not None and 0 <= found.constant < math.inf
-    return Bound(found.constant, found.why) if is_finite else Bound(None, "its bound is beyond the range of float64")
+    is_number = isinstance(found.constant, int | float) and 0 <= found.constant < math.inf
+    return (
+        Bound(found.constant, found.why) if is_number else Bound(None, "its bound is not a number in float64's range")
+    )
+
+
+def _stated(module: LipschitzModule, rank: int | None) -> Bound:
+    """What a layer states of itself."""
+    dim = getattr(module, "dim", None)
+    axes = [axis for axis in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(axis, int)]
+    if why := why_batch(axes, rank):
+        raise Refusal(why)
+    return Bound(module.lipschitz_constant, "onelip layer")
 
 
 def bound_stored(module: nn.Module, effort: Effort = "normal") -> Bound:
