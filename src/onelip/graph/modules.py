@@ -45,9 +45,7 @@ def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
     except Exception as error:  # settings that torch refuses, too: a rule that fails proves nothing
         return Bound(None, f"its rule failed: {type(error).__name__}: {error}")
     is_number = isinstance(found.constant, int | float) and 0 <= found.constant < math.inf
-    return (
-        Bound(found.constant, found.why) if is_number else Bound(None, "its bound is not a number in float64's range")
-    )
+    return Bound(found.constant, found.why) if is_number else Bound(None, "its bound is no finite number")
 
 
 def _stated(module: LipschitzModule, rank: int | None) -> Bound:
