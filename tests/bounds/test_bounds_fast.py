@@ -118,7 +118,7 @@ def test_refuses_what_is_not_finite(value):
     layer = nn.Linear(2, 2)
     with torch.no_grad():
         layer.weight[1, 1] = value
-    with pytest.raises(NonFiniteWeight, match="expected finite weights, got 1 of 4"):
+    with pytest.raises(NonFiniteWeight, match="expected finite weights, got 1 NaN or infinite of 4"):
         bound_layer(layer)
 
 

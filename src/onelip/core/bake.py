@@ -125,7 +125,7 @@ def _plain_form(layer: nn.Module) -> nn.Module | None:
         return None
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)
-    plain: nn.Module | None = form(layer, {name: _in_eval_mode(layer, name) for name in lists})
+    plain: nn.Module | None = form(layer, {name: tensor_in_eval_mode(layer, name) for name in lists})
     if plain is not None and not any(parameter.requires_grad for parameter in layer.parameters()):
         plain.requires_grad_(False)
     return None if plain is None else plain.train(layer.training)
@@ -156,7 +156,7 @@ def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)
     for name, maps in lists.items():
-        tensor = _in_eval_mode(layer, name)
+        tensor = tensor_in_eval_mode(layer, name)
         originals = list(maps.parameters(recurse=False))
         if originals:
             plain.register_parameter(name, nn.Parameter(tensor, any(p.requires_grad for p in originals)))
@@ -169,7 +169,7 @@ def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
             plain.add_module(name, copy.deepcopy(child, done))
 
 
-def _in_eval_mode(layer: nn.Module, name: str) -> Tensor:
+def tensor_in_eval_mode(layer: nn.Module, name: str) -> Tensor:
     """The tensor in eval mode; iterations that a parametrization runs in training must not run here."""
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
 from onelip.core.geometry import geometry_of
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.core.parametrization import check_lipschitz, find_parametrization, weight_of
+from onelip.core.parametrization import check_lipschitz, find_parametrization, original_of, weight_of
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
 from onelip.graph.lowering import Lowering, lowers
@@ -124,7 +124,7 @@ class ConvexPotential(LipschitzModule):
                 raise UnknownLipschitzConstant(str(error)) from error
         found = find_parametrization(self)
         fits = found is not None and found.geometry == self.geometry and found.weight_shape == tuple(self._shape)
-        claimed = found.constant_in(self.weight.dtype) if found is not None and fits else None
+        claimed = found.constant_in(original_of(self).dtype) if found is not None and fits else None
         if claimed is None:
             raise UnknownLipschitzConstant("expected a parametrization that bounds the weight, got another one")
         return claimed
