@@ -24,8 +24,8 @@ from onelip.compare.measures import peak_mebibytes, training_step
 from onelip.methods.registry import METHODS
 from onelip.nn import MaxMin
 from onelip.training import build_model, preset
+from onelip.training.learner import Learner
 from onelip.training.recipe import Recipe, with_method
-from onelip.training.trainer import Learner
 
 SHAPE, CLASSES = (3, 32, 32), 10
 

@@ -11,8 +11,8 @@ from onelip.core.errors import RecipeError
 from onelip.data import load_data, to_float
 from onelip.methods.registry import METHODS
 from onelip.training import build_model, preset
+from onelip.training.learner import Learner
 from onelip.training.recipe import Recipe, with_method
-from onelip.training.trainer import Learner
 
 STEPS = 20
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         methods as methods,
         models as models,
         nn as nn,
+        optim as optim,
         testing as testing,
         training as training,
     )

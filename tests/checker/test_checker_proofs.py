@@ -155,8 +155,8 @@ def test_zero_and_other_kinds(tmp_path):
 
 
 def sigma_of(bound, sigma, W):
-    node = {"shape": [len(W)], "weight": "w", "bias": None, "groups": 1, "transposed": False, "bound": bound}
-    node |= {key: [] for key in ("stride", "dilation", "offset", "circular")}
+    node = {"op": "affine", "shape": [len(W)], "weight": "w", "bias": None, "groups": 1, "transposed": False}
+    node |= {key: [] for key in ("stride", "dilation", "offset", "circular")} | {"bound": bound}
     layer = Layer(node | {"sigma": str(sigma)}, [W.shape[1]], {"w": W})
     return norms.prove_sigma(node | {"sigma": str(sigma)}, layer, *norms.to_integers(layer.weight))
 

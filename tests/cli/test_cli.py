@@ -52,7 +52,8 @@ def test_data_needs_no_torch():
     assert "digits" in [row["name"] for row in json.loads(done.stdout)["data"]]
 
 
-def test_help_shows_the_defaults_of_the_preset(capsys):
+def test_help_shows_the_defaults_of_the_preset(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert re.search(
         r"--epochs INT.*?default: 1000", call(capsys, "train", "--data", "cifar10", "--help")[1], re.DOTALL
     )

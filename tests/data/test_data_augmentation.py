@@ -15,6 +15,7 @@ from onelip.data.augmentation import (
     adjust_brightness_contrast,
     adjust_hue_saturation,
     flip,
+    move_pixels,
     rotate,
     rotate_translate,
     translate,
@@ -192,7 +193,7 @@ def test_amounts_cover_their_ranges_evenly():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("interpolations", ["one", "two"])
+@pytest.mark.parametrize("interpolations", ["one", "two", "none"])
 def test_range_type_and_shape_and_the_input_is_left_alone(channels, interpolations):
     x = torch.rand(40, channels, 9, 12, generator=seeded()).round(decimals=1)
     before = x.clone()
@@ -285,3 +286,23 @@ def test_wrong_draws_are_refused_and_an_empty_batch_passes():
     with pytest.raises(DataError, match=r"expected draws of shape \(2, 8\)"):
         Augmentation().apply(torch.zeros(2, 3, 4, 4), torch.zeros(3, 8))
     assert Augmentation()(torch.zeros(0, 3, 4, 4), seeded()).shape == (0, 3, 4, 4)
+
+
+def test_whole_pixels_are_moved_and_mirrored_at_the_edge():
+    x = torch.arange(2 * 3 * 4 * 5, dtype=torch.float64).reshape(2, 3, 4, 5)
+    down, right = torch.tensor([1 / 4, 0.0]), torch.tensor([-2 / 5, 1 / 5])
+    y = move_pixels(x, down, right, torch.tensor([False, True]))
+    assert torch.equal(y[0, :, 1:, :3], x[0, :, :-1, 2:])
+    assert torch.equal(y[0, :, 0], y[0, :, 1])  # a | a b c
+    assert torch.equal(y[0, :, :, 3:], y[0, :, :, 1:3].flip(2))  # c d e | e d
+    assert torch.equal(y[1].flip(2)[:, :, 1:], x[1, :, :, :-1])
+    # The same as interpolation at whole pixels.
+    moved = flip(translate(x, down, right), torch.tensor([False, True]))
+    torch.testing.assert_close(y, moved)
+
+
+def test_no_interpolation_leaves_values_as_they_are():
+    x = torch.rand(20, 3, 8, 8)
+    y = Augmentation(hue=0, saturation=0, brightness=0, contrast=0, rotation=0, interpolations="none")(x, seeded())
+    assert not torch.equal(y, x)
+    assert all(set(b.flatten().tolist()) <= set(a.flatten().tolist()) for a, b in zip(x, y, strict=True))

@@ -182,3 +182,30 @@ def test_validation_takes_from_training_and_never_from_test():
 def test_wrong_splits_are_refused(fraction, seed, labels, message):
     with pytest.raises(DataError, match=message):
         stratified_split(labels, fraction, seed)
+
+
+@pytest.mark.parametrize(("part", "images"), [(0.5, 5), (0.26, 3), (0.01, 1), (1.0, 10)])
+def test_part_of_an_epoch(part, images):
+    """Another part each time, of the order that a whole epoch would have."""
+
+    def orders(part):
+        loader = Batches(
+            torch.zeros(10, 1, 2, 2, dtype=torch.uint8),
+            torch.zeros(10, dtype=torch.int64),
+            2,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(0),
+            part=part,
+        )
+        return [torch.cat([batch.indices for batch in loader]).tolist() for _ in range(5)], len(loader)
+
+    parts, length = orders(part)
+    assert length == -(-images // 2)
+    assert parts == [order[:images] for order in orders(1.0)[0]]
+    assert len(set(map(tuple, parts))) > 1
+
+
+@pytest.mark.parametrize("part", [0.0, -0.5, 1.5, float("nan")])
+def test_no_part_of_an_epoch(part):
+    with pytest.raises(DataError, match="above 0 and at most 1"):
+        Batches(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), 2, part=part)

@@ -376,5 +376,5 @@ def test_refusals(method, layer, options, words):
 def test_cayley_refuses_zero_padding_and_wrong_sizes():
     with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
         cayley.cayley(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
-    with pytest.raises(ValueError, match="input_size to be one integer or 2"):
+    with pytest.raises(ValueError, match="input_size to be 1 or 2 integers"):
         cayley.cayley(circular(2, 2, 3), input_size=(4, 0))

@@ -15,9 +15,11 @@ from onelip.methods import registry as methods
 from onelip.models import create_model, list_models, register_model, registry
 from onelip.nn import AOLConv2d
 
+FAST = ["aol-fast-small", "aol-fast-medium", "aol-fast-large"]
+
 
 def test_every_name_and_spelling():
-    assert list_models() == sorted([*SMALL, "aol-medium", "aol-large", "standard-cnn"])
+    assert list_models() == sorted([*SMALL, *FAST, "aol-medium", "aol-large", "standard-cnn"])
     assert list_models("aol_[ml]*") == ["aol-large", "aol-medium"]
     assert list_models("nothing*") == []
     assert isinstance(small("aol-fc"), nn.Sequential)

@@ -16,7 +16,7 @@ from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, parse, unset
 from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import Recipe, preset, preset_for, with_method
+from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget, with_method
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -25,8 +25,8 @@ class Train:
     """Train a 1-Lipschitz network.
 
     Without options, it trains on the handwritten digits in the package, in about a minute. With --data, it uses the
-    recipe of the paper. The defaults below are those of the preset. Ctrl-C and SIGTERM stop the run after the current
-    step and save it.
+    recipe of the paper; with --budget, the network and options that give most in that time. The defaults below are
+    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it.
     """
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
@@ -35,7 +35,10 @@ class Train:
     resume: OptionalPath = None
     """Resume the run in this directory. If its data were moved, add --data PATH."""
     preset: Annotated[str | None, unset("NAME")] = None
-    """Recipe to start from: paper, short (CIFAR-10 in about an hour on two cores) or digits."""
+    """Recipe to start from: paper, short (5 epochs of AOL-Small by SGD) or digits."""
+    budget: Annotated[str | None, unset("TIME")] = None
+    """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
+    of epochs from the speed of the first steps. Other options take precedence."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     save_minutes: float = 10.0
@@ -71,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
                 command.recipe,
                 out,
                 resume=command.resume is not None,
+                budget=None if command.budget is None else parse_seconds(command.budget),
                 data_root=command.data_root,
                 display=display,
                 tensorboard=command.tensorboard,
@@ -109,16 +113,23 @@ def run(arguments: Sequence[str]) -> int:
 def _starting_recipe(arguments: Sequence[str]) -> Recipe:
     """The recipe that the options change: that of the run to resume, of the named preset, or of the data's preset."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--preset", "--data", "--method"):
+    for flag in ("--resume", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
         return preset("digits")  # tyro will report the error
     if known.resume:
-        if known.preset:
-            raise RecipeError("--resume and --preset exclude each other: a run keeps its recipe")
+        if known.preset or known.budget:
+            given = "--preset" if known.preset else "--budget"
+            raise RecipeError(f"--resume and {given} exclude each other: a run keeps its recipe")
         return read_config(RunDirectory(known.resume)).recipe
+    if known.budget:
+        if known.preset or known.epochs:
+            given = "--preset" if known.preset else "--epochs"
+            raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
+        starting = recipe_for_budget(parse_seconds(known.budget)).replace(data=known.data or "digits")
+        return with_method(starting, known.method)
     return with_method(preset(known.preset or preset_for(known.data)), known.method)
 
 

@@ -26,8 +26,8 @@ from onelip.data import Batches, ImageData, validation_split
 from onelip.training.build import build_model, make_augmentation, set_layout
 from onelip.training.distributed import find_device, use_threads
 from onelip.training.evaluation import is_channels_last
+from onelip.training.learner import Learner
 from onelip.training.recipe import Recipe
-from onelip.training.trainer import Learner
 
 _LEAST_MEBIBYTES = 2  # the allocator takes memory from the system in pieces of about this size
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

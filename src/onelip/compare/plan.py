@@ -5,19 +5,17 @@ hyperparameters that its authors recommend. The number of epochs is the same for
 each runs in the same time. This module does not import torch.
 """
 
-import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
-from onelip.training.recipe import MACHINE_FIELDS, Recipe, with_method
+from onelip.training.recipe import MACHINE_FIELDS, Recipe, parse_seconds, with_method
 
 PLAIN = "none"  # layers of torch without a method
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _EPOCHS = re.compile(r"(\d+)ep")
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,11 @@ class Budget:
             (20, 5400.0)
         """
         wanted = text.strip().lower()
-        if match := _EPOCHS.fullmatch(wanted):
+        with suppress(RecipeError):
+            if not (match := _EPOCHS.fullmatch(wanted)):
+                return cls(wanted, seconds=parse_seconds(wanted))
             if 1 <= int(match[1]) <= 10**9:
                 return cls(wanted, epochs=int(match[1]))
-        elif re.fullmatch(f"(?:{_TIME.pattern})+", wanted):
-            seconds = sum(float(number) * _SECONDS[unit] for number, unit in _TIME.findall(wanted))
-            if 0 < seconds < math.inf:
-                return cls(wanted, seconds=seconds)
         raise RecipeError(f"expected a budget such as 20ep (epochs), 90s, 10m or 1h30m (time), got {text!r}")
 
     def same_as(self, other: Self) -> bool:

@@ -4,7 +4,8 @@
 
 computed in float64 and rounded once to the dtype of the module. After a linear layer or a convolution it is merged into
 that layer, W' = a W and b' = a b_W + b; elsewhere it becomes a `ChannelAffine`. The folded numbers then define the
-network that is proved, certified and exported.
+network that is proved, certified and exported. A layer that is a shift in eval mode (`onelip.nn.BatchCentering`) has
+a method `plain_shift` that returns it as a plain layer with a buffer `mean`: a = 1, b = -mean.
 
 Note [Follows]
     A normalisation is merged into a layer only if it reads nothing but the output of that layer, and nothing else reads
@@ -63,9 +64,8 @@ def is_foldable(module: nn.Module) -> bool:
         >>> is_foldable(nn.BatchNorm2d(3)), is_foldable(nn.BatchNorm2d(3, track_running_stats=False))
         (True, False)
     """
-    if type(module) not in _AXES or "forward" in module.__dict__:
+    if (type(module) not in _AXES and _shift(module) is None) or "forward" in module.__dict__:
         return False
-    assert isinstance(module, nn.modules.batchnorm._BatchNorm)
     found = _numbers(module)
     return found is not None and all(bool(numbers.isfinite().all()) for numbers in found)
 
@@ -84,15 +84,17 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
     norms = [module for module in model.modules() if is_foldable(module)]
     before = _layers_before(model, norms, done) if norms else {}
     for norm in norms:
-        numbers, axes, layer = _numbers(norm), _AXES[type(norm)], before.get(id(norm))
+        numbers, layer = _numbers(norm), before.get(id(norm))
         assert numbers is not None
         if layer is not None:
-            plain = done.get(id(layer)) or copy.deepcopy(layer, done)
+            plain: Any = done.get(id(layer)) or copy.deepcopy(layer, done)
             _scale_outputs(plain, *numbers)
-            made: nn.Module = Folded(2 if isinstance(plain, nn.Linear) else 2 + axes)
+            made: nn.Module = Folded(plain.weight.dim())
+        elif (shift := _shift(norm)) is not None:
+            made = shift
         else:
             running: Any = norm.running_var
-            made = ChannelAffine(len(running), axes, device=running.device, dtype=running.dtype)
+            made = ChannelAffine(len(running), _AXES[type(norm)], device=running.device, dtype=running.dtype)
             with torch.no_grad():
                 made.weight.copy_(numbers[0].reshape(made.weight.shape))
                 made.bias.copy_(numbers[1])
@@ -103,6 +105,13 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
 
 def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """a and b in float64; None if the module uses batch statistics or its tensors have no values."""
+    if (shift := _shift(norm)) is not None:
+        moved = shift.mean
+        assert isinstance(moved, Tensor)
+        if moved.is_meta:
+            return None
+        b = -moved.detach().to("cpu", torch.float64)
+        return torch.ones_like(b), b
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta or variance.is_meta:
@@ -111,6 +120,12 @@ def _numbers(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     wide = {name: t.detach().to("cpu", torch.float64) for name, t in tensors.items() if t is not None}
     a = wide.get("weight", torch.ones(len(mean), dtype=torch.float64)) / (wide["variance"] + norm.eps).sqrt()
     return a, wide.get("bias", torch.zeros_like(a)) - wide["mean"] * a
+
+
+def _shift(module: nn.Module) -> nn.Module | None:
+    """A layer that is a shift in eval mode, as a plain one; else None. A subclass may have a forward of its own."""
+    plain_shift = vars(type(module)).get("plain_shift")
+    return None if plain_shift is None else plain_shift(module)
 
 
 @torch.no_grad()
@@ -178,7 +193,7 @@ def _is_layer(plain: nn.Module) -> bool:
 
 
 def _fits(plain: Any, norm: Any) -> bool:
-    if type(plain) not in _LAYERS[type(norm)]:
+    if not _is_layer(plain) if type(norm) not in _LAYERS else type(plain) not in _LAYERS[type(norm)]:
         return False
     return (plain.out_features if isinstance(plain, nn.Linear) else plain.out_channels) == norm.num_features
 

@@ -47,6 +47,14 @@ class LipschitzParametrization(nn.Module):
         self.weight_shape = tuple(weight_shape)
         self.lipschitz = check_lipschitz(lipschitz)
 
+    @property
+    def orthogonal_side(self) -> str | None:
+        """The side ("inputs" or "outputs") whose channels P should keep orthonormal, for `onelip.optim`.
+
+        None if P is not an operator like W, or gains nothing by being orthogonal.
+        """
+        return None
+
     def forward(self, P: Tensor) -> Tensor:
         """Return the weight W of the layer, with the shape and dtype of P."""
         raise NotImplementedError

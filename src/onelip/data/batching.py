@@ -60,6 +60,7 @@ class Batches:
         generator: random number generator; required for shuffling and augmentation.
         shuffle: draw a new order for each epoch.
         drop_last: drop the last batch if it is smaller.
+        part: part of the images in an epoch, above 0 and at most 1: the first images of its order.
         augmentation: augmentation of each batch.
         device: device of the batches. Default: that of the images.
         rank: rank of this process.
@@ -82,6 +83,7 @@ class Batches:
     generator: torch.Generator | None = None
     shuffle: bool = False
     drop_last: bool = False
+    part: float = 1.0
     augmentation: Augmentation | None = None
     device: torch.device | str | None = None
     rank: int = 0
@@ -91,11 +93,13 @@ class Batches:
         check_images_and_labels(self.images, self.labels, "batches")
         if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < 1:
             raise DataError(f"expected a batch size of at least 1, got {self.batch_size!r}")
+        if not 0 < self.part <= 1:
+            raise DataError(f"expected the part of the images in an epoch above 0 and at most 1, got {self.part!r}")
         if not 0 <= self.rank < self.world_size:
             raise DataError(f"expected 0 <= rank < world_size, got rank {self.rank} of {self.world_size}")
-        if self.drop_last and self.batch_size > len(self.images):
+        if self.drop_last and self.batch_size > self.images_per_epoch:
             raise DataError(
-                f"expected a batch size of at most {len(self.images)}, the number of images, with drop_last=True; "
+                f"expected a batch size of at most {self.images_per_epoch}, the number of images, with drop_last=True; "
                 f"got {self.batch_size}"
             )
         if self.augmentation is not None and self.augmentation.is_identity:
@@ -106,8 +110,13 @@ class Batches:
                 "reuse it for all epochs, since it holds the random state"
             )
 
+    @property
+    def images_per_epoch(self) -> int:
+        """Number of images in an epoch."""
+        return max(1, round(len(self.images) * self.part)) if len(self.images) else 0
+
     def __len__(self) -> int:
-        full, rest = divmod(len(self.images), self.batch_size)
+        full, rest = divmod(self.images_per_epoch, self.batch_size)
         return full if self.drop_last or not rest else full + 1
 
     def __iter__(self) -> Iterator[Batch]:
@@ -131,6 +140,7 @@ class Batches:
         order = torch.arange(len(self.images), device=device)
         if self.shuffle and self.generator is not None:
             order = torch.randperm(len(order), generator=self.generator, device=self.generator.device).to(device)
+        order = order[: self.images_per_epoch]
         for number in range(len(self)):
             chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
             draws = None

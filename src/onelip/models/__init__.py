@@ -6,7 +6,7 @@
 All are `nn.Sequential`. `register_model` adds your own.
 """
 
-from onelip.models import paper as paper  # registers the models
+from onelip.models import fast as fast, paper as paper  # registers the models
 from onelip.models.registry import (
     ModelDescription,
     create_model,

@@ -11,7 +11,7 @@ from torch import nn
 from onelip.core.arguments import check_integer
 from onelip.core.guards import guard_image_shape
 from onelip.models.layers import LayerFactory
-from onelip.nn import ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d
+from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d
 
 ImageSize = int | Sequence[int]
 
@@ -28,6 +28,7 @@ class Chain:
 
     Attributes:
         shape: shape of a sample after the last layer.
+        is_centred: whether each activation comes after a batch centring.
 
     Examples:
         >>> net = Chain(num_classes=10)
@@ -49,6 +50,7 @@ class Chain:
         self.shape: tuple[int, ...] = (check_integer("in_channels", in_channels), *height_and_width(image_size))
         self._image = self.shape
         self._make = LayerFactory(method, method_options)
+        self.is_centred = False
         self._layers: OrderedDict[str, nn.Module] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._changes: defaultdict[str, list[str]] = defaultdict(list)  # change -> names of the changed layers
@@ -73,6 +75,10 @@ class Chain:
             f"resize, crop or zero-pad the images to {nearest} (the last two are 1-Lipschitz), or {otherwise}"
         )
 
+    def centre(self, name: str) -> None:
+        """Subtract the mean of each channel: that of the batch in training, a stored one in evaluation."""
+        self._layers[name] = BatchCentering(self.channels)
+
     def concatenate(self, factor: int) -> None:
         """Add concatenation pooling: windows of factor x factor pixels become channels."""
         self._layers["patches"] = ConcatenationPool2d(factor)
@@ -91,9 +97,12 @@ class Chain:
         self._linear("conv", layer, (channels, *self.size), True)
 
     def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
-        """Add a convolution with kernel size and stride `factor`."""
-        layer = self._make.downsample(self.channels, channels, factor, input_size=self.size)
-        self._linear("conv", layer, (channels, *(n // factor for n in self.size)), activation)
+        """Add a convolution with kernel size and stride `factor`, zero-padded if the size is not a multiple of it."""
+        # As many zeros on both sides as half of the missing pixels, rounded up: all pixels are in one window each.
+        padding = tuple(-(-((-n) % factor) // 2) for n in self.size)
+        settings = {"padding": padding} if any(padding) else {}
+        layer = self._make.downsample(self.channels, channels, factor, input_size=self.size, **settings)
+        self._linear("conv", layer, (channels, *(-(-n // factor) for n in self.size)), activation)
 
     def linear(self, features: int, *, activation: bool = True) -> None:
         """Add a fully connected layer."""
@@ -108,6 +117,11 @@ class Chain:
         """Keep the first channels and drop the rest."""
         self._layers[name] = FirstChannels(channels)
         self.shape = (channels, *self.size)
+
+    def head(self) -> None:
+        """Add a fully connected layer with one output per class."""
+        self.linear(self.num_classes, activation=False)
+        self._replace_head()
 
     def logits(self) -> None:
         """Keep one channel per class."""
@@ -143,6 +157,8 @@ class Chain:
             self._changes[change].append(name)
         self._last = (name, self.channels)
         self.shape = shape
+        if activation and self.is_centred:
+            self.centre(f"{name}_centre")
         if activation:
             check_even(f"the number of channels of {name}", shape[0])
             self._layers[f"{name}_act"] = self._make.activation(shape[0])

@@ -97,7 +97,13 @@ class LayerFactory:
         return self._first_supported(in_channels, out_channels, [orthogonal(chosen) for chosen in choices])
 
     def downsample(
-        self, in_channels: int, out_channels: int, factor: int, *, input_size: tuple[int, ...] | None = None
+        self,
+        in_channels: int,
+        out_channels: int,
+        factor: int,
+        *,
+        input_size: tuple[int, ...] | None = None,
+        **settings: Any,
     ) -> nn.Module:
         """Return a convolution whose kernel is as large as its stride, so that its windows tile the image.
 
@@ -106,9 +112,9 @@ class LayerFactory:
         that do not support strides use the two steps.
         """
         try:
-            return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor)
+            return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor, **settings)
         except UnsupportedLayer:
-            if factor == 1:
+            if factor == 1 or settings:
                 raise
             smaller = None if input_size is None else tuple(n // factor for n in input_size)
             pointwise = self.conv2d(in_channels * factor**2, out_channels, 1, input_size=smaller)

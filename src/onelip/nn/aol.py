@@ -93,13 +93,20 @@ class AOL(LipschitzParametrization):
             side = "outputs" if columns["outputs"] < columns["inputs"] else "inputs"
         self.side = side
         self.columns, self.rows = columns[side], columns["outputs" if side == "inputs" else "inputs"]
+        self.is_unscaled = False  # in training mode the weight is P itself: see `onelip.optim.unscaled`
         self.log_q: nn.Parameter | None = None
         if learn_weights:
             self.log_q = nn.Parameter(torch.zeros(geometry.groups, self.columns, device=device, dtype=dtype))
 
+    @property
+    def orthogonal_side(self) -> str:
+        return self.side
+
     def forward(self, P: Tensor) -> Tensor:
         if P.numel() == 0:
             return P
+        if self.is_unscaled and self.training:
+            return P if self.lipschitz == 1.0 else P * self.lipschitz
         with full_precision(P.device):
             # Half precision is widened: a Gram matrix in bfloat16 is too inaccurate for the bound.
             kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), self.side)

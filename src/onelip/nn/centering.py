@@ -9,6 +9,7 @@ from torch.autograd import Function
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.nn._base import along_axis, axis_length, check_channels
+from onelip.nn.normalize import Normalize
 
 
 class _AllReduceSum(Function):
@@ -31,7 +32,8 @@ class BatchCentering(LipschitzModule):
     In eval mode the layer is the translation $x - m$ with the stored mean $m$, so
     $\|f(x) - f(y)\|_2 = \|x - y\|_2$. In training the output of a sample depends on the other samples of the batch: the
     map of the whole batch is an orthogonal projection, hence 1-Lipschitz, but no statement about a single sample holds.
-    The constant 1 is that of eval mode; certify in eval mode.
+    The constant 1 is that of eval mode; certify in eval mode. `onelip.bake` adds the layer to the bias of the linear
+    layer before it.
 
     With torch.distributed initialised, the mean is that of the samples of all processes together.
 
@@ -98,7 +100,13 @@ class BatchCentering(LipschitzModule):
             with torch.no_grad():  # an empty batch does not change the mean
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)
+            # A sum, not a difference: its derivative does not negate a tensor of the size of x.
+            return x + along_axis(-mean.to(x.dtype), x, 1)
         return x - along_axis(mean.to(x.dtype), x, 1)
+
+    def plain_shift(self) -> Normalize:
+        """The layer in eval mode; `onelip.bake` adds it to the bias of the layer before, or puts it in its place."""
+        return Normalize(self.running_mean, torch.ones_like(self.running_mean))
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, momentum={self.momentum}"

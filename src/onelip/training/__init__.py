@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RunError as RunError,
         Stopped as Stopped,
     )
+    from onelip.training.budget import fit_to_budget as fit_to_budget
     from onelip.training.build import LoadedRun as LoadedRun, build_model as build_model, load_run as load_run
     from onelip.training.display import Display as Display
     from onelip.training.distributed import StopRequest as StopRequest, stop_on_signals as stop_on_signals
@@ -29,13 +30,19 @@ if TYPE_CHECKING:
         evaluate as evaluate,
         find_constants as find_constants,
     )
+    from onelip.training.learner import Learner as Learner
     from onelip.training.optimizer import learning_rate as learning_rate, make_optimizer as make_optimizer
-    from onelip.training.recipe import PRESETS as PRESETS, Recipe as Recipe, preset as preset
+    from onelip.training.recipe import (
+        PRESETS as PRESETS,
+        Recipe as Recipe,
+        preset as preset,
+        recipe_for_budget as recipe_for_budget,
+    )
     from onelip.training.run_directory import (
         RunDirectory as RunDirectory,
         read_config as read_config,
         read_log as read_log,
     )
-    from onelip.training.trainer import Learner as Learner, Trainer as Trainer, train as train
+    from onelip.training.trainer import Trainer as Trainer, train as train
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,15 +1,34 @@
 """The optimizer of a recipe, and its learning rate as a function of the step."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.errors import RecipeError
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.training.recipe import Recipe
+from onelip.optim import LipschitzMuon, unscaled
+from onelip.training.recipe import Recipe, parse_options
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """SGD with two groups: weights of linear layers, which decay; and all else (biases, parameters of activations)."""
+    """The optimizer of a recipe. Weights of linear layers decay; biases and parameters of activations do not.
+
+    Raises:
+        RecipeError: if an option of it is invalid.
+    """
+    try:
+        return _make_optimizer(model, recipe, parse_options(recipe.optimizer_options))
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from error
+
+
+def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "muon":
+        decay = recipe.weight_decay
+        return LipschitzMuon(model, recipe.lr, momentum=recipe.momentum, weight_decay=decay, **options)
     weights = linear_weights(model)
     chosen = {id(weight) for weight in weights}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -17,12 +36,18 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         {"params": weights, "weight_decay": recipe.weight_decay},
         {"params": rest, "weight_decay": 0.0},
     ]
-    return torch.optim.SGD(
-        [group for group in groups if group["params"]],
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
+    groups = [group for group in groups if group["params"]]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999), **options)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
+
+
+def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """The context of a forward pass in training: where each step ends with R2, AOL can be left out of it."""
+    is_retracted = isinstance(optimizer, LipschitzMuon) and all(
+        group["retraction"] == "r2" and group["every"] == 1 for group in optimizer.param_groups
     )
+    return unscaled(model) if is_retracted else nullcontext()
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:

@@ -7,6 +7,7 @@ reads this file to print its help.
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
@@ -21,7 +22,15 @@ VERSION = 1  # increased when a field changes its meaning
 MACHINE_FIELDS = ("device", "threads", "compile", "channels_last")
 
 # Fields that older recipes of this version lack; those runs did what the default does.
-LATER_FIELDS = ("gradient_clip", "loss", "loss_options")
+LATER_FIELDS = (
+    "gradient_clip",
+    "loss",
+    "loss_options",
+    "optimizer",
+    "optimizer_options",
+    "epoch_part",
+    "evaluate_every",
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,10 @@ class Recipe:
     """Options of the method, as key=value: side=auto steps=2."""
     epochs: int = 1000
     """Number of passes over the training images."""
+    epoch_part: float = 1.0
+    """Part of the training images in each epoch, a new random one each time."""
+    evaluate_every: int = 1
+    """Evaluate and log after every this many epochs, and after the last."""
     batch_size: int = 250
     """Images per step, over all processes."""
     seed: int = 0
@@ -56,12 +69,17 @@ class Recipe:
     """Offset u of the cross-entropy: the margin that training asks for."""
     temperature: float = 0.25
     """Temperature t of the cross-entropy."""
+    optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
+    """sgd as in the paper, adamw, or muon: steps and weights kept orthogonal (onelip.optim.LipschitzMuon), which learns
+    AOL layers many times faster; its rate is about the angle of a step, 0.02 to 0.1."""
+    optimizer_options: tuple[str, ...] = ()
+    """Options of the optimizer, as key=value: retraction=r1 tangent=false for muon."""
     lr: float = 1e-3
-    """Learning rate of SGD; its peak with the one-cycle schedule."""
+    """Learning rate; its peak with the one-cycle schedule."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of sgd and muon, and the first beta of adamw."""
     nesterov: bool = True
-    """Use Nesterov momentum."""
+    """Use Nesterov momentum in sgd; muon always does."""
     weight_decay: float = 1e-3
     """Weight decay, for the weights of linear layers only; weight_decay * P is added to the gradient."""
     gradient_clip: float = 0.0
@@ -91,8 +109,9 @@ class Recipe:
     """Largest shift, as a fraction of the image."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
-    interpolations: Literal["two", "one"] = "two"
-    """Interpolate rotation and translation one after the other, as the paper does, or both at once."""
+    interpolations: Literal["two", "one", "none"] = "two"
+    """Interpolate rotation and translation one after the other, as the paper does, or both at once; or none: translate
+    by whole pixels, which is faster."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, mps; auto uses a GPU if there is one."""
@@ -111,6 +130,7 @@ class Recipe:
             object.__setattr__(self, field.name, _check_type(field.name, value, field.type))
         for name, low, high in (
             ("epochs", 1, 10**9),
+            ("evaluate_every", 1, 10**9),
             ("batch_size", 1, 10**9),
             ("seed", 0, 2**63 - 1),
             ("threads", 0, 4096),
@@ -125,15 +145,19 @@ class Recipe:
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")
+        if self.optimizer != "sgd" and self.momentum == 1:
+            raise RecipeError(f"expected momentum below 1 for {self.optimizer}, got 1")
         if not math.isfinite(self.offset):
             raise RecipeError(f"expected a finite offset, got {self.offset!r}")
         if not 0 <= self.validation < 1:
             raise RecipeError(f"expected validation from 0 to below 1, got {self.validation!r}; 0.1 is a tenth")
+        if not 0 < self.epoch_part <= 1:
+            raise RecipeError(f"expected epoch_part above 0 and at most 1, got {self.epoch_part!r}; 0.5 is a half")
         if not all(0 <= part <= 1 for part in self.drop_at):
             raise RecipeError(f"expected drop_at as fractions of the run from 0 to 1, got {self.drop_at!r}")
-        if self.nesterov and self.momentum == 0:
+        if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
             raise RecipeError("nesterov needs a momentum above 0; set momentum, or switch nesterov off")
-        for name in ("model_options", "method_options", "loss_options"):
+        for name in ("model_options", "method_options", "loss_options", "optimizer_options"):
             for option in getattr(self, name):
                 if not option.partition("=")[0].isidentifier() or "=" not in option:
                     raise RecipeError(f"expected {name} as key=value, got {option!r}; for example width=8")
@@ -274,6 +298,73 @@ _DIGITS = Recipe(
     augment=False,
     threads=1,  # so small a network gains nothing by a second one, and loses much on a busy machine
 )
+
+# Runs of a budget of time (--budget): see results/fast_training.json.
+_FAST = Recipe(
+    model="aol-fast-small",
+    batch_size=500,
+    offset=1.0,
+    optimizer="muon",
+    lr=0.08,
+    momentum=0.8,
+    schedule="one-cycle",
+    warmup=0.15,
+    weight_decay=0.0,
+    hue=0.0,
+    saturation=(1.0, 1.0),
+    brightness=0.0,
+    contrast=(1.0, 1.0),
+    rotation=0.0,
+    translation=0.0625,
+    interpolations="none",
+)
+
+# From this number of seconds on: the network and the learning rate.
+_BY_BUDGET: tuple[tuple[float, dict[str, Any]], ...] = (
+    (0.0, {}),
+    (90.0, {"model": "aol-fast-medium", "lr": 0.06}),
+    (1200.0, {"model": "aol-fast-large", "lr": 0.06}),
+)
+
+
+def recipe_for_budget(seconds: float) -> Recipe:
+    """The recipe for a budget of time, without its number of epochs (see `onelip.training.budget`).
+
+    Examples:
+        >>> recipe_for_budget(20).model, recipe_for_budget(600).model
+        ('aol-fast-small', 'aol-fast-medium')
+    """
+    chosen = [changes for start, changes in _BY_BUDGET if seconds >= start]
+    return _FAST.replace(**chosen[-1])
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of a time such as 30s, 10m, 1.5h or 1h30m.
+
+    Examples:
+        >>> parse_seconds("10m"), parse_seconds("1h30m")
+        (600.0, 5400.0)
+    """
+    part = r"(\d+(?:\.\d+)?)([smh])"
+    wanted = text.strip().lower()
+    if re.fullmatch(f"(?:{part})+", wanted):
+        seconds = sum(float(number) * {"s": 1, "m": 60, "h": 3600}[unit] for number, unit in re.findall(part, wanted))
+        if 0 < seconds < math.inf:
+            return seconds
+    raise RecipeError(f"expected a budget of time such as 30s, 10m or 1h30m, got {text!r}")
+
+
+def format_seconds(seconds: float) -> str:
+    """A time as `parse_seconds` reads it.
+
+    Examples:
+        >>> format_seconds(0.4), format_seconds(600), format_seconds(5400)
+        ('1s', '10m', '1h30m')
+    """
+    whole = max(1, round(seconds))
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    return "".join(f"{n}{unit}" for n, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if n)
+
 
 PRESETS = {"paper": _PAPER, "short": _SHORT, "digits": _DIGITS}
 

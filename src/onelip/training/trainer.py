@@ -6,29 +6,29 @@ weights as one that was not, bit for bit, on the same machine with the same numb
 
 import math
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
 from onelip.core.files import write_json
-from onelip.data import Batch, Batches, DataNotFound, ImageData, load_data, validation_split
+from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.build import build_model, make_augmentation, save_weights, set_layout
+from onelip.training.budget import fit_to_budget
+from onelip.training.build import build_model, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
-from onelip.training.objective import Objective
-from onelip.training.optimizer import learning_rate, make_optimizer
-from onelip.training.recipe import Recipe
+from onelip.training.learner import Learner, make_batches
+from onelip.training.optimizer import learning_rate
+from onelip.training.recipe import Recipe, format_seconds
 from onelip.training.run_directory import (
     RunConfig,
     RunDirectory,
@@ -46,6 +46,7 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
+    budget: float | None = None,
     data: ImageData | None = None,
     data_root: str | Path | None = None,
     display: Display | None = None,
@@ -63,6 +64,8 @@ def train(
         recipe: everything that decides the result.
         out: directory of the run; new, or with `resume` that of a run of this recipe.
         resume: continue from the last checkpoint, if there is one.
+        budget: seconds of steps and evaluations. The number of epochs of the recipe is then chosen from the measured
+            speed, before the run starts; see `onelip.training.recipe_for_budget`.
         data: the images; by default loaded by the recipe's name.
         data_root: directory of named data sets.
         display: shows the progress; None shows nothing.
@@ -83,6 +86,8 @@ def train(
     for name, value in (("save_minutes", save_minutes), ("save_steps", save_steps)):
         if not value >= 0:  # true for NaN
             raise RecipeError(f"expected {name} of at least 0, got {value}")
+    if budget is not None and (resume or not 0 < budget < math.inf):
+        raise RecipeError(f"expected a positive budget, and a new run, got {budget!r}; a run to resume keeps its steps")
     if tensorboard:
         check_tensorboard()
     run = RunDirectory(out)
@@ -95,6 +100,12 @@ def train(
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
+            if budget is not None:
+                recipe = fit_to_budget(recipe, budget, data, process)
+                shown.print(
+                    f"{format_seconds(budget)}: {recipe.model}, batch size {recipe.batch_size}, {recipe.optimizer} "
+                    f"with learning rate {recipe.lr:.3g}, {recipe.epochs * recipe.epoch_part:.3g} passes over the data"
+                )
             process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             try:
                 return Trainer(recipe, run, data, process, shown, stop or StopRequest(), options).run_to_end()
@@ -115,67 +126,6 @@ class SessionOptions:
     tensorboard: bool = False
     save_minutes: float = 10.0
     save_steps: int = 0
-
-
-class Learner:
-    """A network with its loss and its optimizer: what one step of training needs, and nothing of the run around it.
-
-    Args:
-        recipe: everything that decides the step.
-        model: the network, on its device.
-        process: this process among several.
-    """
-
-    def __init__(self, recipe: Recipe, model: nn.Module, process: Process | None = None) -> None:
-        self.recipe = recipe
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.process = process or Process(self.device)
-        self.layout = set_layout(model, recipe)
-        self.optimizer = make_optimizer(model, recipe)
-        self.objective = Objective(recipe, model)
-        self.network: nn.Module = model  # what is run: the model, or a wrapper of it
-
-    def wrap(self) -> None:
-        """Wrap the network for several processes and for torch.compile, once its weights are in place."""
-        if self.process.count > 1:
-            self.network = DistributedDataParallel(self.model)
-        if self.recipe.compile:
-            self.network.compile()
-
-    def step(self, images: Tensor, labels: Tensor, *, batch_size: int, progress: float, lr: float) -> Tensor:
-        """One step of the optimizer.
-
-        Args:
-            images: (N, C, H, W), the part of the batch of this process.
-            labels: (N).
-            batch_size: number of images of the whole batch.
-            progress: part of the run that is done.
-            lr: learning rate.
-
-        Returns:
-            The part of this process of the loss before the step.
-        """
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
-        loss = self.objective(
-            self.network,
-            images.contiguous(memory_format=self.layout),
-            labels,
-            batch_size=batch_size,
-            progress=progress,
-            precision=precision,
-        )
-        self.optimizer.zero_grad(set_to_none=True)
-        # DistributedDataParallel averages over processes, but their losses are parts of a sum.
-        (loss * self.process.count).backward()
-        if self.recipe.gradient_clip:
-            # After the average over processes: all have the same gradient, and clip it alike.
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
-        self.optimizer.step()
-        self.objective.after_step()
-        return loss.detach()
 
 
 class Trainer:
@@ -205,17 +155,7 @@ class Trainer:
         self.process, self.display, self.stop, self.options = process, display, stop, options
         self.used = validation_split(data, recipe.validation) if recipe.validation else data
         self.generator = torch.Generator().manual_seed(recipe.seed)
-        self.loader = Batches(
-            self.used.train_images,
-            self.used.train_labels,
-            recipe.batch_size,
-            shuffle=True,
-            generator=self.generator,
-            augmentation=make_augmentation(recipe),
-            device=process.device,
-            rank=process.rank,
-            world_size=process.count,
-        )
+        self.loader = make_batches(recipe, self.used, process, self.generator)
         self.steps = recipe.epochs * len(self.loader)
         torch.manual_seed(recipe.seed)
         self.model = process.run_on_all(build_model, recipe, data.num_classes, data.shape).to(process.device)
@@ -262,13 +202,16 @@ class Trainer:
     def train_step(self, batch: Batch) -> None:
         """One step, and its part of the statistics of the epoch."""
         step, at = self.steps_done, self.position
-        loss = self.learner.step(
-            batch.images,
-            batch.labels,
-            batch_size=batch.global_size,
-            progress=step / self.steps,
-            lr=learning_rate(self.recipe, step, self.steps),
-        )
+        try:
+            loss = self.learner.step(
+                batch.images,
+                batch.labels,
+                batch_size=batch.global_size,
+                progress=step / self.steps,
+                lr=learning_rate(self.recipe, step, self.steps),
+            )
+        except Diverged as error:
+            raise self.diverged(f"{error} (step {step + 1}, epoch {at.epoch + 1})") from error
         value = float(self.process.sum_over_ranks(loss))
         if not math.isfinite(value):
             raise self.diverged(f"the loss is {value} in step {step + 1} (epoch {at.epoch + 1})")
@@ -300,7 +243,9 @@ class Trainer:
         # Saved before the evaluation, so that a kill during it costs no step: the resumed run repeats it, and
         # a line that was logged before is trimmed.
         self.save()
-        if line := self.process.run_on_all(self.log_epoch):
+        done = self.position.epoch + 1
+        is_due = done % self.recipe.evaluate_every == 0 or done == self.recipe.epochs
+        if is_due and (line := self.process.run_on_all(self.log_epoch)):
             self.display.epoch(line)
         self.position = Position(epoch=self.position.epoch + 1)
         self.epoch_state = self.generator.get_state()

@@ -53,6 +53,13 @@ class ReshapedOrthogonal(LipschitzParametrization):
             return self.geometry.to_weight(W.reshape(kernel.shape), self.columns).to(P.dtype)
 
     @property
+    def orthogonal_side(self) -> str | None:
+        if self.taps > 1:  # orthogonal as a reshaped kernel, not as an operator
+            return None
+        _, rows, columns, *_ = self.geometry.kernel_shape(self.weight_shape, "inputs")
+        return "inputs" if columns <= rows else "outputs"
+
+    @property
     def columns(self) -> str:
         """The side whose channels are the columns of M, "inputs" or "outputs"."""
         is_uneven = any(k % s for k, s in zip(self.geometry.kernel_size, self.geometry.phases, strict=True))

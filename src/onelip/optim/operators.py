@@ -1,0 +1,162 @@
+r"""Retraction, tangent projection and orthogonalisation of operators, as pure functions of kernels.
+
+A kernel $P$ of shape (groups, rows, columns, *taps) is what `onelip.core.geometry` makes of the weight of any linear
+layer: a batch of convolutions of stride 1, or of matrices where there are no taps. Products of operators are products
+of matrices, or correlations of kernels; $P G$ has more taps than $P$ and is cut back to those of $P$.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onelip.core.arguments import check_integer
+from onelip.core.floats import power_of_two
+from onelip.core.parametrization import working_type
+from onelip.core.precision import full_precision
+from onelip.gram.correlation import composition, correlation
+from onelip.gram.row_sums import per_column
+
+Retraction = Literal["r1", "r2"]
+RETRACTIONS = ("r1", "r2")
+
+# The quintic of Muon: it maps [0, 1] into about [0, 1.2], with slope 3.4445 at zero.
+_MUON = (3.4445, -4.7750, 2.0315)
+
+
+def retract(P: Tensor, kind: Retraction = "r2") -> Tensor:
+    r"""Move an operator towards the nearest one with orthonormal columns, by one step of Newton and Schulz.
+
+    $$\text{R1:}\quad P \leftarrow \tfrac32 P - \tfrac12 P\,P^\top P$$
+
+    converges for singular values below $\sqrt 3$. R2 applies it to the rescaling of AOL,
+
+    $$\text{R2:}\quad Q = P\,\mathrm{diag}(r)^{-1/2},\; r_c = \sum_a |P^\top P|_{ca}, \qquad
+    P \leftarrow \tfrac32 Q - \tfrac12 Q\,Q^\top Q.$$
+
+    Since $\|Q\| \le 1$ and $s \mapsto \tfrac32 s - \tfrac12 s^3$ maps $[0, 1]$ into itself, the result of R2 has norm
+    at most 1 for every matrix P. For a convolution the product is cut back to its taps, which can exceed 1 slightly.
+    A kernel with more columns than rows cannot have orthonormal columns: R2 is then $Q$, and R1 changes nothing.
+
+    Args:
+        P: kernel (groups, rows, columns, *taps), float32 or float64.
+        kind: "r1" or "r2".
+
+    Returns:
+        The new kernel. Zero columns stay zero.
+
+    Examples:
+        >>> P = torch.eye(4)[None] + 0.1 * torch.randn(1, 4, 4)
+        >>> for _ in range(10):
+        ...     P = retract(P)
+        >>> bool((P.mT @ P - torch.eye(4)).abs().max() < 1e-5)
+        True
+    """
+    if kind not in RETRACTIONS:
+        raise ValueError(f"expected the retraction to be 'r1' or 'r2', got {kind!r}")
+    shape, is_tall = P.shape, P.shape[1] >= P.shape[2]
+    if P.numel() == 0 or (kind == "r1" and not is_tall):
+        return P
+    with full_precision(P.device):
+        P = _squeezed(P)
+        if kind == "r2":
+            P = P * _moderate(P)
+        G = correlation(P, P)
+        if kind == "r2":
+            d = _inverse_roots(G)
+            P, G = P * per_column(d, P), _on_both_sides(d, G)
+        if is_tall:
+            P = 1.5 * P - 0.5 * composition(P, G)
+        return P.reshape(shape)
+
+
+def tangent(P: Tensor, D: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    r"""Project a direction to the tangent space of the operators with orthonormal columns.
+
+    $$D \leftarrow D - P\,\mathrm{sym}(P^\top D), \qquad \mathrm{sym}(X) = \tfrac12 (X + X^\top).$$
+
+    A step along the result changes $P^\top P$ only in second order if $P^\top P = I$.
+
+    Args:
+        P: kernel (groups, rows, columns, *taps) with columns near orthonormal.
+        D: direction of the same shape.
+        dtype: type of the products, such as torch.bfloat16. Default: that of P.
+
+    Examples:
+        >>> P, D = torch.eye(3)[None], torch.randn(1, 3, 3)
+        >>> X = tangent(P, D)
+        >>> bool((X + X.mT).abs().max() < 1e-6)  # at the identity: the skew-symmetric part
+        True
+    """
+    if P.numel() == 0:
+        return D
+    with full_precision(P.device):
+        low = _squeezed(P).to(dtype or P.dtype)
+        X = correlation(low, _squeezed(D).to(low.dtype))
+        # The adjoint exchanges the channels and the sign of the offset.
+        X = 0.5 * (X + X.flip(tuple(range(3, X.dim()))).transpose(1, 2))
+        return D - composition(low, X).to(D.dtype).reshape(D.shape)
+
+
+def orthogonalize(D: Tensor, iterations: int = 2, *, dtype: torch.dtype | None = None) -> Tensor:
+    r"""Bring the singular values of a direction near 1, as Muon does, with AOL as pre-conditioner.
+
+    The kernel is read as a matrix from (columns, taps) to rows, transposed if that is wide. With $A = X^\top X$,
+
+    $$X = D\,\mathrm{diag}(r)^{-1/2},\; r_c = \sum_a |D^\top D|_{ca}, \qquad
+    X \leftarrow 3.4445\,X - X (4.775\,A - 2.0315\,A^2).$$
+
+    AOL keeps the singular values at most 1 without losing those of a matrix with nearly orthogonal columns, where the
+    Frobenius norm of Muon divides by the root of the rank: two iterations replace five.
+
+    Args:
+        D: kernel (groups, rows, columns, *taps).
+        iterations: number of iterations; 0 returns the pre-conditioned direction.
+        dtype: type of the products, such as torch.bfloat16. Default: that of D.
+
+    Examples:
+        >>> X = orthogonalize(torch.randn(1, 64, 16))
+        >>> s = torch.linalg.svdvals(X)
+        >>> bool(0.3 < s.min() and s.max() < 1.3)
+        True
+    """
+    check_integer("iterations", iterations, 0, 100)
+    if D.numel() == 0:
+        return D
+    with full_precision(D.device):
+        X = D.flatten(2)
+        is_wide = X.shape[1] < X.shape[2]
+        X = (X.mT if is_wide else X).mul(_moderate(X)).to(dtype or D.dtype)
+        A = X.mT @ X
+        d = _inverse_roots(A)
+        X, A = X * per_column(d, X), _on_both_sides(d, A)
+        a, b, c = _MUON
+        for i in range(iterations):
+            A = X.mT @ X if i else A
+            X = torch.baddbmm(X, X, torch.baddbmm(A, A, A, beta=b, alpha=c), beta=a)
+        return (X.mT if is_wide else X).to(D.dtype).reshape(D.shape)
+
+
+def _squeezed(P: Tensor) -> Tensor:
+    """Without tap axes of length one: a 1x1 convolution is a matrix."""
+    return P.reshape(*P.shape[:3], *(k for k in P.shape[3:] if k > 1))
+
+
+def _moderate(P: Tensor) -> Tensor:
+    """A power of two for each group (g, 1, ...) that brings the largest entry to about 1: squares are then finite."""
+    largest = P.flatten(1).abs().amax(1)
+    _, exponent = torch.frexp(torch.where(largest > 0, largest, 1.0))
+    reach = 1 - math.frexp(torch.finfo(P.dtype).tiny)[1]  # powers of two from -reach to reach are normal numbers
+    return power_of_two((-exponent).clamp(-reach, reach), P.dtype).reshape(-1, *(1 for _ in P.shape[1:]))
+
+
+def _inverse_roots(G: Tensor) -> Tensor:
+    """r^(-1/2) for the absolute row sums r (g, columns) of a Gram operator; zero where the sum is."""
+    r = G.abs().transpose(1, 2).flatten(2).sum(2, dtype=working_type(G.dtype))
+    return torch.where(r > 0, torch.rsqrt(r), 0.0).to(G.dtype)
+
+
+def _on_both_sides(d: Tensor, G: Tensor) -> Tensor:
+    """diag(d) G diag(d) for G (g, columns, columns, *offsets)."""
+    return G * (d[:, :, None] * d[:, None]).reshape(*G.shape[:3], *(1 for _ in G.shape[3:]))

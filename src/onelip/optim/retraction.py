@@ -1,0 +1,86 @@
+"""Retraction and tangent projection beside any optimizer of torch."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from onelip.core.arguments import check_integer
+from onelip.optim.layers import orthogonal_parameters
+from onelip.optim.operators import RETRACTIONS, Retraction, retract, tangent as project_to_tangent
+
+_STEP = "retraction_step"  # in the first group of the optimizer, so that its state dict has it
+
+
+class Retracted(RemovableHandle):
+    """The handle of `retract_after`: `remove()` ends both the projection and the retraction."""
+
+    def __init__(self, *handles: RemovableHandle) -> None:
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def retract_after(
+    optimizer: Optimizer,
+    model: nn.Module,
+    *,
+    retraction: Retraction | None = "r2",
+    tangent: bool = False,
+    every: int = 1,
+) -> RemovableHandle:
+    """Make an optimizer keep the AOL layers of a model near orthogonality; `.remove()` the handle to end that.
+
+    Parameters without a gradient are left unchanged.
+
+    Args:
+        optimizer: any optimizer of torch.
+        model: the model whose orthogonal layers are meant.
+        retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
+        tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
+        every: retract after every `every`-th step. The count is kept in the state dict of the optimizer.
+
+    Examples:
+        >>> import onelip
+        >>> model = onelip.nn.AOLLinear(4, 4)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = retract_after(optimizer, model, tangent=True)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+    """
+    if retraction is not None and retraction not in RETRACTIONS:
+        raise ValueError(f"expected retraction to be 'r1', 'r2' or None, got {retraction!r}")
+    check_integer("every", every)
+    parameters = orthogonal_parameters(model)
+    if not parameters:
+        raise ValueError(
+            "expected a model with AOL layers, got none; apply AOL first, such as onelip.constrain(model, 'aol')"
+        )
+    optimizer.param_groups[0].setdefault(_STEP, 0)
+
+    @torch.no_grad()
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter in parameters:
+            if parameter.P.grad is not None and parameter.is_tall:
+                kernel, gradient = parameter.to_kernel(parameter.P), parameter.to_kernel(parameter.P.grad)
+                projected = parameter.geometry.to_weight(project_to_tangent(kernel, gradient), parameter.side)
+                parameter.P.grad.copy_(projected)
+
+    @torch.no_grad()
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        group = optimizer.param_groups[0]
+        group[_STEP] += 1
+        if retraction is None or group[_STEP] % every:
+            return
+        for parameter in parameters:
+            if parameter.P.grad is not None:
+                parameter.set_kernel(retract(parameter.to_kernel(parameter.P), retraction))
+
+    handles = [optimizer.register_step_post_hook(after)]
+    if tangent:
+        handles.append(optimizer.register_step_pre_hook(before))
+    return Retracted(*handles)

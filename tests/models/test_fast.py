@@ -1,0 +1,107 @@
+"""The fast networks: any image size, baked to plain layers, proved, certified with a file, exported."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onelip
+from onelip.certification.certificate import WeightFile, write_certificate
+from onelip.checker import check
+from onelip.export.plain import save_plain
+from onelip.models import create_model
+from onelip.nn import BatchCentering
+
+OPTIONS = {"widths": (8, 8, 12, 12), "depths": (2, 1, 1, 1)}
+
+
+def trained(**options):
+    """Some steps away from the initialisation, in eval mode."""
+    torch.manual_seed(0)
+    model = create_model("aol-fast-small", **{**OPTIONS, **options})
+    optimizer = onelip.optim.LipschitzMuon(model, lr=0.1, products="float32")
+    for _ in range(5):
+        x = torch.rand(16, 3, 32, 32)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), torch.arange(16) % 10).backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, (5, 20), 28, 32, 33, (64, 48)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_any_image_size(size, channels):
+    model = create_model("aol-fast-small", image_size=size, in_channels=channels, num_classes=7, **OPTIONS).eval()
+    height, width = size if isinstance(size, tuple) else (size, size)
+    x = torch.rand(2, channels, height, width, requires_grad=True)
+    y = model(x)
+    assert y.shape == (2, 7)
+    # Every pixel is read, also those that odd sizes leave at the border.
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert gradient.abs().amax(1).gt(0).double().mean() > 0.9
+    assert gradient[..., -1, :].any()
+    assert gradient[..., :, -1].any()
+
+
+def test_sizes_of_the_family():
+    counts = {
+        n: sum(p.numel() for p in create_model(f"aol-fast-{n}").parameters()) for n in ("small", "medium", "large")
+    }
+    assert counts == {"small": 432_330, "medium": 586_826, "large": 1_207_562}
+
+
+def test_centring_becomes_a_part_of_the_bias():
+    model = trained()
+    plain = onelip.bake(model).eval()
+    x = torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(plain(x), model(x), atol=1e-6, rtol=1e-5)
+    assert not any(isinstance(module, BatchCentering) for module in plain.modules())
+    assert torch.equal(plain.conv1.weight, model.conv1.weight)
+    torch.testing.assert_close(plain.conv1.bias, model.conv1.bias - model.conv1_centre.running_mean)
+    assert model.conv1_centre.running_mean.abs().max() > 1e-3
+
+
+def test_proved_certified_and_checked(tmp_path):
+    plain = onelip.bake(trained()).double().eval()
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
+    assert onelip.audit(plain, images[:1].double() / 255).upper <= 1 + 1e-6
+    found = onelip.certify(plain, images, proof="exact")
+    assert found.constant <= 1 + 1e-6
+    save_plain(plain, tmp_path / "plain.safetensors")
+    np.save(tmp_path / "images.npy", images.numpy())
+    weights = WeightFile(tmp_path / "plain.safetensors")
+    write_certificate(tmp_path / "c.json", found, images, weights, source="random", images_file="images.npy")
+    verdict = check(tmp_path / "c.json", images=tmp_path / "images.npy")
+    assert verdict["certified"] == int((found.radii > 0).sum()) > 0
+    assert verdict["lipschitz"] == found.constant
+
+
+def test_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    model = trained()
+    onelip.export_onnx(model, tmp_path / "net.onnx", (3, 32, 32), dtype=torch.float64)
+    assert (tmp_path / "net.onnx").exists()
+
+
+@pytest.mark.parametrize("method", ["bjorck", "cayley", "cpl", "spectral-norm", "none", "soc", "lln"])
+def test_other_methods(method):
+    if method == "lln":
+        model = create_model("aol-fast-small", method_options={"last_layer": "normalised"}, **OPTIONS)
+    else:
+        model = create_model("aol-fast-small", method=method, **OPTIONS)
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"widths": (8,), "depths": (1,)}, "two or more widths"),
+        ({"widths": (8, 8), "depths": (1,)}, "as many depths"),
+        ({"widths": (7, 8), "depths": (1, 1)}, "expected width to be even"),
+        ({"depths": (0, 1, 1, 1)}, "depth"),
+        ({"patch": 0}, "patch"),
+    ],
+)
+def test_options_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_model("aol-fast-small", **{**OPTIONS, **options})

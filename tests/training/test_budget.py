@@ -1,0 +1,138 @@
+"""Budgets of time: the recipe they start from, the epochs that fit, what is refused."""
+
+import json
+import re
+
+import pytest
+import torch
+from _runs import call
+
+from onelip.data import load_data
+from onelip.training import Recipe, RecipeError, budget as module, fit_to_budget, recipe_for_budget, train
+from onelip.training.distributed import Process
+from onelip.training.recipe import format_seconds, parse_seconds
+
+TINY = ("widths=[8,8,8]", "depths=[1,1,1]")
+CPU = Process(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_data("digits")
+
+
+def times(monkeypatch, step, evaluation, bfloat16=None):
+    """Pretend that steps and evaluations take these seconds."""
+    low = step if bfloat16 is None else bfloat16
+    monkeypatch.setattr(module, "_seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
+    monkeypatch.setattr(module, "_seconds_per_evaluation", lambda *_: evaluation)
+
+
+def fitted(monkeypatch, digits, seconds, step, evaluation, **changes):
+    times(monkeypatch, step, evaluation)
+    return fit_to_budget(Recipe(data="digits", batch_size=100, **changes), seconds, digits, CPU)
+
+
+def steps_of(recipe, digits):
+    images = round(len(digits.train_images) * recipe.epoch_part)
+    return recipe.epochs * -(-images // recipe.batch_size)
+
+
+@pytest.mark.parametrize("seconds", [3.0, 7.7, 30.0, 333.0])
+def test_as_many_steps_as_fit(monkeypatch, digits, seconds):
+    step, evaluation = 0.05, 0.5
+    recipe = fitted(monkeypatch, digits, seconds, step, evaluation)
+    evaluations = -(-recipe.epochs // recipe.evaluate_every)
+    spent = steps_of(recipe, digits) * step + (evaluations + 1) * evaluation
+    assert 0.7 * seconds < spent <= seconds + step * recipe.epochs
+    assert evaluations <= 10
+
+
+def test_less_than_an_epoch(monkeypatch, digits):
+    recipe = fitted(monkeypatch, digits, 26.0, 1.0, 0.1, model_options=TINY).replace(batch_size=10)
+    assert recipe.epochs > 1 or recipe.epoch_part < 1
+
+
+def test_too_small_a_budget_is_refused_in_one_line(monkeypatch, digits, capsys, tmp_path):
+    with pytest.raises(RecipeError, match=r"a budget of 1s is too small: .* use at least --budget 4s"):
+        fitted(monkeypatch, digits, 1.0, 0.1, 0.5)
+    code, _, err = call(capsys, "train", "--budget", "1s", "--out", tmp_path / "run")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_bfloat16_where_it_is_faster(monkeypatch, digits):
+    recipe = Recipe(data="digits")
+    for seconds, wanted in ((0.05, True), (0.095, False), (0.2, False)):
+        times(monkeypatch, 0.1, 0.5, bfloat16=seconds)
+        assert fit_to_budget(recipe, 60, digits, CPU).bf16 is wanted
+    times(monkeypatch, 0.1, 0.5, bfloat16=0.05)
+    found = fit_to_budget(recipe, 60, digits, CPU)
+    assert found.epochs == fit_to_budget(recipe.replace(bf16=True), 60, digits, CPU).epochs
+
+
+def test_small_data_get_small_batches(monkeypatch, digits):
+    times(monkeypatch, 0.01, 0.1)
+    recipe = fit_to_budget(recipe_for_budget(20).replace(data="digits"), 20, digits, CPU)
+    assert recipe.batch_size == len(digits.train_images) // 20
+    assert recipe.lr == pytest.approx(recipe_for_budget(20).lr * (recipe.batch_size / 500) ** 0.5)
+    own = fit_to_budget(recipe_for_budget(20).replace(data="digits", batch_size=200), 20, digits, CPU)
+    assert own.batch_size == 200
+
+
+def test_measuring_leaves_nothing_behind(digits):
+    before = torch.get_rng_state()
+    recipe = recipe_for_budget(60).replace(data="digits", model_options=TINY, threads=1)
+    found = fit_to_budget(recipe, 60, digits, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.epochs >= 1
+    changed = ("bf16", "epochs", "epoch_part", "evaluate_every", "batch_size", "lr")
+    assert found.replace(**{name: getattr(recipe, name) for name in changed}) == recipe
+
+
+def test_a_run_with_a_budget(monkeypatch, capsys, tmp_path):
+    times(monkeypatch, 0.05, 0.1)
+    flags = ("train", "--budget", "4s", "--model-options", *TINY, "--threads", "1", "--out", tmp_path / "run")
+    code, out, err = call(capsys, *flags)
+    assert code == 0, err
+    assert re.search(r"4s: aol-fast-small, batch size \d+, muon with learning rate .*, .* passes over the data", out)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
+    assert (config["model"], config["optimizer"], config["data"]) == ("aol-fast-small", "muon", "digits")
+    log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert len(log) == -(-config["epochs"] // config["evaluate_every"])
+    assert json.loads(log[-1])["epoch"] == config["epochs"]
+    # The config is a recipe like any other: the same run again has the same weights.
+    again = Recipe.from_json(config)
+    train(again, tmp_path / "again")
+    files = [tmp_path / name / "plain.safetensors" for name in ("run", "again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--budget", "soon"], "expected a budget of time such as 30s, 10m or 1h30m, got 'soon'"),
+        (["--budget", "0s"], "expected a budget"),
+        (["--budget", "1..5m"], "expected a budget"),
+        (["--budget", "10m", "--epochs", "3"], "--budget and --epochs exclude each other"),
+        (["--budget", "10m", "--preset", "paper"], "--budget and --preset exclude each other"),
+        (["--budget", "10m", "--resume", "somewhere"], "--resume and --budget exclude each other"),
+    ],
+)
+def test_what_makes_no_sense(capsys, flags, message):
+    code, _, err = call(capsys, "train", *flags)
+    assert code == 2
+    assert message in err
+
+
+def test_times():
+    for text, seconds in {"30s": 30, "10m": 600, "1h": 3600, "1.5h": 5400, "1h30m": 5400, "2M": 120}.items():
+        assert parse_seconds(text) == seconds
+    assert all(parse_seconds(format_seconds(s)) == s for s in (1, 59, 60, 61, 3600, 5400, 86399))
+
+
+def test_options_take_precedence(capsys):
+    _, out, _ = call(capsys, "train", "--data", "cifar10", "--budget", "10m", "--help")
+    assert "aol-fast-medium" in out
+    assert "muon" in out
