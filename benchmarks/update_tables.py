@@ -97,6 +97,16 @@ def cost() -> str:
     return table(("time of", "ratio"), [(what, f"{ratio:.2f}") for what, ratio in rows])
 
 
+def soundness() -> str:
+    """Audit, proof and check relative to an earlier version."""
+    tasks = ("audit", "proof", "check")
+    rows = [
+        (model, *(f"{value('soundness_cost', 'ratio', model=model, task=task):.2f}" for task in tasks))
+        for model in dict.fromkeys(row["model"] for row in read("soundness_cost")["rows"])
+    ]
+    return table(("model", *tasks), rows)
+
+
 def layers() -> str:
     """Training of single layers relative to public implementations."""
     rows = [
@@ -149,7 +159,7 @@ def shown(number: float | None, form: str) -> str:
 
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
-    RESULTS.parent / "docs" / "results.md": (cost,),
+    RESULTS.parent / "docs" / "results.md": (cost, soundness),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
 }
 

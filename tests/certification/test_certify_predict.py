@@ -297,6 +297,23 @@ def test_a_proof_is_of_the_traced_program(change, mode):
         certify(model, images, mode=mode, proof=proof)
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_proof_has_numbers_of_its_own(name):
+    # Tensors outside of the model are not copied with it. A larger bias rounds more, and no measurement shows it.
+    tensors = {"weight": torch.eye(2, dtype=torch.float64), "bias": torch.zeros(2, dtype=torch.float64)}
+
+    class Outside(nn.Module):
+        def forward(self, x):
+            return F.linear(x, tensors["weight"], tensors["bias"])
+
+    model, images = Outside().eval(), torch.tensor([[0.1, 0.9], [0.9, 0.1]])
+    proof = prove(model, (2,))
+    certify(model, images, proof=proof)
+    tensors[name][0] += 1e-9 if name == "weight" else 1e12
+    with pytest.raises(ProofError, match="program that was proved"):
+        certify(model, images, proof=proof)
+
+
 class Changes(nn.Module):
     """Once proved, it begins to mix the images of a batch."""
 

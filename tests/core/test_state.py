@@ -389,6 +389,8 @@ def test_what_cannot_be_compared(tmp_path):
     for value in ((i for i in range(3)), threading.Lock()):
         with pytest.raises(CannotTrace, match=r"can be copied.* move locks, files and generators out"):
             trace(Holder(lambda self: 1.0, thing=value), torch.rand(2, 3))
+        with pytest.raises(CannotTrace, match=r"can be copied"):
+            onelip.prove(Holder(lambda self: 1.0, thing=value), (3,))
 
 
 class Colour(types.SimpleNamespace):
@@ -547,3 +549,24 @@ def test_weights_that_torch_has_cached_are_not_taken():
         assert torch.equal(layer.weight, old)
         assert not onelip.bake(layer).weight.any()
         assert torch.equal(layer.weight, old)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(6, 6)], ids=repr)
+@pytest.mark.parametrize("method", ["cpl", "spectral-norm", "spectral-norm-reshaped", "lcc", "soc"])
+def test_bounds_in_training_mode_change_nothing(method, layer):
+    """A power iteration goes on when a weight is computed in training mode."""
+    torch.manual_seed(0)
+    model = onelip.constrain(nn.Sequential(copy.deepcopy(layer)), method).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    shape = (6,) if isinstance(layer, nn.Linear) else (4, 5, 5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    onelip.summary(model)
+    plain = onelip.bake(model)
+    onelip.audit(model, torch.rand(2, *shape), lower=False)
+    onelip.prove(nn.Sequential(model, nn.Flatten()), shape)
+    if isinstance(model[0], nn.Linear | nn.Conv2d):
+        assert onelip.bounds.bound_layer(model[0]).value == onelip.bounds.bound_layer(plain[0]).value
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -1,6 +1,7 @@
 """Evaluation: the constants that it certifies with are proved, and the certified accuracy follows from them."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,10 @@ from _runs import SMALL
 from torch import nn
 
 import onelip
+from onelip.core.bound import Bound
+from onelip.core.errors import UnsoundBound
 from onelip.graph.modules import bound_chain, bound_stored
+from onelip.losses.chain import pair_distances
 from onelip.models.layers import LayerFactory
 from onelip.testing import exact_norm
 from onelip.training import Constants, evaluate, find_constants, load_run, train
@@ -135,3 +139,23 @@ def test_constants_of_a_loaded_run_are_computed_when_they_are_used(tmp_path, mon
     assert not calls
     assert run.lipschitz == run.constants.total
     assert calls == [{"effort": "high"}]
+
+
+def test_wrong_constants_raise(monkeypatch):
+    """Of the whole network, by construction or by stored weights, and of pairs of scores."""
+    module = "onelip.training.evaluation."
+    for method, name, wrong in (
+        ("aol", "summary", lambda model: SimpleNamespace(constant=1e-3)),
+        ("ocnn", "bound_chain", lambda *args: Bound(1e-3, "")),
+        ("gloro", "pair_distances", lambda rows: 1e-3 * pair_distances(rows)),
+        ("gloro", "bound_chain", lambda *args: Bound(1e-3, "")),
+    ):
+        recipe, model = made(method)
+        plain = onelip.bake(model)
+        before = {key: value.clone() for key, value in plain.state_dict().items()}
+        find_constants(model, plain, recipe, SHAPE)
+        assert all(torch.equal(before[key], value) for key, value in plain.state_dict().items())
+        with monkeypatch.context() as patch:
+            patch.setattr(module + name, wrong)
+            with pytest.raises(UnsoundBound):
+                find_constants(model, plain, recipe, SHAPE)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.bake import bake
-from onelip.core.errors import UnsoundBound, UnsupportedLayer
+from onelip.core.errors import NonFiniteWeight, UnsoundBound, UnsupportedLayer
 from onelip.core.lipschitz_module import is_changed
 
 UNIT = 2.0**-36
@@ -343,10 +343,14 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
     Raises:
         UnsoundBound: if a measured ratio is above it.
     """
-    weight: Any = module.weight
-    if is_changed(module) or weight.is_meta or not weight.numel() or not bool(weight.isfinite().all()):
+    if is_changed(module) or any(parameter.is_meta for parameter in module.parameters()):
         return
-    layer: Any = bake(module, fold=False).cpu().double().eval().requires_grad_(False)
+    try:
+        layer: Any = bake(module, fold=False).cpu().double().eval().requires_grad_(False)
+    except NonFiniteWeight:
+        return
+    if not layer.weight.numel():
+        return
     layer.register_parameter("bias", None)
     shape = (layer.weight.shape[1],)
     if isinstance(layer, nn.modules.conv._ConvNd):

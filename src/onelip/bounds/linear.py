@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from onelip.bounds.exact import exact_bound
 from onelip.bounds.falsify import falsify_layer
 from onelip.bounds.fast import Effort, bound_weight
 from onelip.bounds.padding import geometry_without_copies, padding_factor
 from onelip.bounds.witness import ExactBound, WeightBound
+from onelip.core.bake import tensor_in_eval_mode
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.rounding import up_root
 
@@ -19,7 +21,7 @@ def bound_layer(
 ) -> WeightBound:
     """A proved bound on the norm of a Linear, ConvNd or ConvTransposeNd, whatever its weights are.
 
-    The weight is taken as the layer computes it (a parametrized layer: the result of the parametrization). Hooks and
+    The weight is that of eval mode (of a parametrized layer: the result of the parametrization). Hooks and
     overridden `forward` methods are not seen; `onelip.audit` looks at those.
 
     Args:
@@ -70,7 +72,9 @@ def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None 
 
 
 def _weight(module: nn.Module) -> Tensor:
-    weight = getattr(module, "weight", None)
+    is_parametrized = parametrize.is_parametrized(module, "weight")
+    # In training mode some parametrizations compute another weight, and change their state.
+    weight = tensor_in_eval_mode(module, "weight") if is_parametrized else getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
         raise TypeError(f"expected a layer with a weight, got {type(module).__name__}")
     if isinstance(module, nn.modules.conv._ConvNd) and tuple(weight.shape[2:]) != tuple(module.kernel_size):

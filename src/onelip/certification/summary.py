@@ -11,7 +11,7 @@ from onelip.bounds.falsify import falsify_layer
 from onelip.core.bound import Bound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
-from onelip.core.parametrization import find_parametrization
+from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_chain, bound_module, links
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -115,7 +115,7 @@ def _tested(module: nn.Module) -> Bound:
     known = bound_module(module)
     if known.constant is not None and isinstance(module, LINEAR_LAYERS):
         # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
-        rounding = 1 + 16 * torch.finfo(module.weight.dtype).eps
+        rounding = 1 + 16 * torch.finfo(original_of(module).dtype).eps
         falsify_layer(module, known.constant * rounding)
     return known
 

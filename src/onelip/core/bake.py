@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
-from onelip.core.errors import NonFiniteWeight
+from onelip.core.errors import CannotCopy, NonFiniteWeight
 from onelip.core.state import State, uncached
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,6 +40,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
 
     Raises:
         NonFiniteWeight: if a parameter of the result is not finite; the message names it.
+        CannotCopy: if the model contains an object that cannot be copied.
         ChangingModel: if computing a weight in eval mode changes the state of its parametrization: the model is then a
             different function at every call, and no plain copy computes the same.
 
@@ -49,7 +50,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         ['0.weight', '0.bias']
     """
     if is_plain(model, fold=fold):
-        plain = copy.deepcopy(model)
+        plain = _copy(model)
     else:
         state = State(model)
         try:
@@ -59,6 +60,19 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
             state.restore()
     _check_finite(plain)
     return plain
+
+
+def _copy(model: Model, done: dict[int, Any] | None = None) -> Model:
+    """Copy a model; `done` maps parts of it to their replacements."""
+    try:
+        return copy.deepcopy(model, done)
+    except Exception as error:  # of somebody else's classes
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CannotCopy(
+            f"expected a model that can be copied, got: {reason}; if it uses torch.nn.utils.weight_norm or "
+            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them; detach tensors that are "
+            "attributes; move locks, files and generators out of the model"
+        ) from error
 
 
 def is_plain(model: nn.Module, *, fold: bool = True) -> bool:
@@ -99,7 +113,7 @@ def _bake(model: Model, expand: bool, fold: bool, state: State) -> Model:
     state.check()
     for norm in fold_batch_norms(model, done) if fold else ():
         _take_hooks(done[id(norm)], norm, done)
-    return copy.deepcopy(model, done)
+    return _copy(model, done)
 
 
 @torch.no_grad()
@@ -115,7 +129,7 @@ def _plain_form(layer: nn.Module) -> nn.Module | None:
         return None
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)
-    plain: nn.Module | None = form(layer, {name: _in_eval_mode(layer, name) for name in lists})
+    plain: nn.Module | None = form(layer, {name: tensor_in_eval_mode(layer, name) for name in lists})
     if plain is not None and not any(parameter.requires_grad for parameter in layer.parameters()):
         plain.requires_grad_(False)
     return None if plain is None else plain.train(layer.training)
@@ -146,7 +160,7 @@ def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)
     for name, maps in lists.items():
-        tensor = _in_eval_mode(layer, name)
+        tensor = tensor_in_eval_mode(layer, name)
         originals = list(maps.parameters(recurse=False))
         if originals:
             plain.register_parameter(name, nn.Parameter(tensor, any(p.requires_grad for p in originals)))
@@ -159,7 +173,7 @@ def _fill(plain: nn.Module, layer: nn.Module, done: dict[int, Any]) -> None:
             plain.add_module(name, copy.deepcopy(child, done))
 
 
-def _in_eval_mode(layer: nn.Module, name: str) -> Tensor:
+def tensor_in_eval_mode(layer: nn.Module, name: str) -> Tensor:
     """The tensor in eval mode; iterations that a parametrization runs in training must not run here."""
     lists = layer.parametrizations
     assert isinstance(lists, nn.ModuleDict)

@@ -37,6 +37,10 @@ class CannotTrace(ValueError):
     """A model that has no graph of fixed operations from one tensor to one tensor."""
 
 
+class CannotCopy(CannotTrace):
+    """A model that contains an object that cannot be copied, such as a generator or a lock."""
+
+
 class ChangingModel(ValueError):
     """The state of a model changes when it runs, or contains an object that cannot be compared."""
 

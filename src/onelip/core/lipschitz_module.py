@@ -57,13 +57,13 @@ class LipschitzModule(nn.Module):
 
 def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
-    if "forward" in module.__dict__ or "_conv_forward" in module.__dict__:
+    if not module.__dict__.keys().isdisjoint(("forward", "_conv_forward", "_call_impl")):
         return "its forward was replaced"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
         return "has a forward hook, which may change its input or output"
     kind = parametrize.type_before_parametrizations(module)
-    if kind.__call__ is not nn.Module.__call__:
+    if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
         return "its class overrides __call__"
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
         _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")

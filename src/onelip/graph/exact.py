@@ -1,6 +1,7 @@
 """Exact sums over weights: floats are integers times a power of two, and integers can be summed without rounding."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,17 +15,6 @@ from onelip.core.rounding import up_root
 # Error of a float64 sum of n non-negative numbers, relative: below n 2^-53 (1 + ...), so this is safe up to 2^28 terms.
 _SLACK = 2.0**-24
 _MOST_TERMS = 2**28
-
-
-def exact_sum(values: Tensor) -> Fraction:
-    """The sum, without rounding.
-
-    Examples:
-        >>> exact_sum(torch.tensor([1e30, 1.0, -1e30], dtype=torch.float64))
-        Fraction(1, 1)
-    """
-    numbers, exponent = integers(values)
-    return Fraction(sum(numbers), 1 << exponent)
 
 
 def squared_norm(values: Tensor) -> Fraction:
@@ -56,7 +46,9 @@ def largest_sum(rows: Tensor) -> Fraction:
     sums = rows.mul(2.0**-600 if float(rows.max()) > 2.0**900 else 1.0).sum(1)
     # Tiny rows: below 2^-900 the relative error is no longer small, so all such rows stay candidates.
     candidates = rows[sums >= sums.max() * (1 - _SLACK) - 2.0**-900]
-    return max(exact_sum(row[row > 0]) for row in candidates)
+    numbers, exponent = integers(candidates[candidates > 0])
+    ends = itertools.accumulate((candidates > 0).sum(1).tolist(), initial=0)
+    return Fraction(max(sum(numbers[a:b]) for a, b in itertools.pairwise(ends)), 1 << exponent)
 
 
 def squared_distances(rows: Tensor) -> list[list[Fraction]]:

@@ -132,7 +132,8 @@ class Lowering:
     def tensor(self, values: Tensor, role: str) -> Stored:
         """Numbers that a node uses, in float64, with the name that the state dict has for them."""
         own = f"{self.call.place}.{role}" if self.call.place else role
-        exact = values.detach().to("cpu", torch.float64).contiguous()
+        # Its own memory: a global tensor that the forward reads is not copied with the model, and may change later.
+        exact = values.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         for name in (own, *self.stored):
             stored = self.stored.get(name)
             if stored is not None and stored.shape == values.shape and torch.equal(stored, exact):
@@ -159,7 +160,7 @@ def lower(model: nn.Module, input_shape: Sequence[int]) -> Program:
     """The program of a plain model in float64, for images of one shape.
 
     Args:
-        model: a baked model in eval mode that is not used elsewhere: the program shares its tensors.
+        model: a baked model in eval mode that is not used elsewhere; the program has its own tensors.
         input_shape: (channels, height, width).
 
     Raises:

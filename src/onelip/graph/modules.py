@@ -4,6 +4,7 @@ One rule per exact type: a subclass may have changed `forward`. Where no rule is
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from torch import nn
@@ -18,11 +19,15 @@ from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
 from onelip.core.parametrization import bound_by_construction
 from onelip.core.rounding import multiply_up
-from onelip.graph.step import Refusal, bound_by_rule
+from onelip.graph.step import Refusal, bound_by_rule, why_batch
 
 
-def bound_module(module: nn.Module) -> Bound:
+def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
     """The bound of a module by itself.
+
+    Args:
+        module: the module.
+        rank: number of axes of its input, with the batch; None if it is not known.
 
     Examples:
         >>> bound_module(nn.LeakyReLU(3.0))
@@ -33,20 +38,23 @@ def bound_module(module: nn.Module) -> Bound:
     if isinstance(module, LINEAR_LAYERS):
         kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
         return bound_by_construction(module) or Bound(None, f"{kind}: not bounded by construction")
-    if isinstance(module, LipschitzModule):
-        dim = getattr(module, "dim", None)
-        if dim == 0 or (isinstance(dim, tuple) and 0 in dim):
-            return Bound(None, "works along the batch axis, so samples depend on each other")
-        try:
-            return Bound(module.lipschitz_constant, "onelip layer")
-        except UnknownLipschitzConstant as error:
-            return Bound(None, str(error))
     try:
-        found = bound_by_rule(module)
-    except Refusal as refusal:
+        found = _stated(module, rank) if isinstance(module, LipschitzModule) else bound_by_rule(module)
+    except (Refusal, UnknownLipschitzConstant) as refusal:
         return Bound(None, str(refusal))
-    is_finite = found.constant is not None and 0 <= found.constant < math.inf
-    return Bound(found.constant, found.why) if is_finite else Bound(None, "its bound is beyond the range of float64")
+    except Exception as error:  # settings that torch refuses, too: a rule that fails proves nothing
+        return Bound(None, f"its rule failed: {type(error).__name__}: {error}")
+    is_number = isinstance(found.constant, int | float) and 0 <= found.constant < math.inf
+    return Bound(found.constant, found.why) if is_number else Bound(None, "its bound is no finite number")
+
+
+def _stated(module: LipschitzModule, rank: int | None) -> Bound:
+    """What a layer states of itself."""
+    dim = getattr(module, "dim", None)
+    axes = [axis for axis in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(axis, int)]
+    if why := why_batch(axes, rank):
+        raise Refusal(why)
+    return Bound(module.lipschitz_constant, "onelip layer")
 
 
 def bound_stored(module: nn.Module, effort: Effort = "normal") -> Bound:
@@ -66,14 +74,21 @@ def links(model: nn.Module) -> Iterator[nn.Module]:
         >>> [type(link).__name__ for link in links(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Flatten()))]
         ['ReLU', 'Flatten']
     """
-    if isinstance(model, DataParallel | DistributedDataParallel):
-        model = model.module
-    model = getattr(model, "_orig_mod", model)  # what torch.compile(model) returns
+    if type(model) in (DataParallel, DistributedDataParallel) and not is_changed(model):
+        (model,) = model.children()
+    if _is_compiled(model) and not (model._forward_hooks or model._forward_pre_hooks):
+        (model,) = model.children()
     if type(model) is nn.Sequential and not is_changed(model):
         for child in model:
             yield from links(child)
     else:
         yield model
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile(model) has returned it; its class takes seconds to import, and is there if it is used."""
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return type(model) is kind
 
 
 def bound_chain(modules: Iterable[nn.Module], bound: Callable[[nn.Module], Bound] = bound_module) -> Bound:

@@ -12,6 +12,7 @@ by itself has no input, so a rule that reads a shape refuses it.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -106,7 +107,9 @@ class ModuleStep(Step):
     def argument(self, name: str) -> Any:
         if name in ("train", "training"):
             return False
-        return getattr(self.call.module, name) if hasattr(self.call.module, name) else super().argument(name)
+        # What its class knows; other attributes may have the name of an argument that the layer leaves at its default.
+        is_setting = name in ("weight", "running_var") or name in signature(type(self.call.module)).parameters
+        return getattr(self.call.module, name) if is_setting else super().argument(name)
 
     @property
     def source(self) -> Call:
@@ -239,9 +242,25 @@ Axes = int | list[int] | tuple[int, ...] | None
 def check_not_batch(step: Step, dim: Axes) -> None:
     """Refuse axes that include the batch; None and [] are all of them."""
     axes = [0] if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
-    rank = None if step.operand_shape is None else len(step.operand_shape)
+    why = why_batch(axes, None if step.operand_shape is None else len(step.operand_shape))
+    if why is not None:
+        raise Refusal(why)
+
+
+def why_batch(axes: Sequence[int], rank: int | None) -> str | None:
+    """Why one of these axes is the batch, or may be where the number of axes of the input is not known; else None.
+
+    Examples:
+        >>> why_batch([-2], 3), why_batch([1, -1], None)
+        (None, None)
+        >>> why_batch([-2], None)
+        'counts an axis from the end, which may be the batch'
+    """
     if any((axis if rank is None else axis % rank) == 0 for axis in axes):
-        raise Refusal("works along the batch axis, so samples depend on each other")
+        return "works along the batch axis, so samples depend on each other"
+    if rank is None and any(axis < -1 for axis in axes):
+        return "counts an axis from the end, which may be the batch"
+    return None
 
 
 def check_axes(step: Step, dim: Axes) -> int:

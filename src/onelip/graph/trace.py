@@ -143,13 +143,12 @@ def _plain(model: nn.Module, is_own: bool) -> nn.Module:
     try:
         plain = plain_of(model, fold=False) if is_own else bake(model, fold=False)
         return plain.eval().requires_grad_(False)
-    except (NonFiniteWeight, ChangingModel):
+    except (NonFiniteWeight, ChangingModel, CannotTrace):
         raise
     except Exception as error:  # of somebody else's classes
         raise CannotTrace(
-            f"expected a model that can be copied, got: {_first_line(error)}; if it uses torch.nn.utils.weight_norm or "
-            "spectral_norm, take those of torch.nn.utils.parametrizations, or remove them; detach tensors that are "
-            "attributes; move locks, files and generators out of the model"
+            f"expected weights that can be computed, got {type(error).__name__}: {_first_line(error)}; run the model "
+            "once to see where"
         ) from error
 
 

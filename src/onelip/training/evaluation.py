@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
 from onelip.certification.summary import summary
 from onelip.core.images import to_float
@@ -70,13 +71,26 @@ def find_constants(
 ) -> Constants:
     """The constants of a network. Plain layers without any method are not bounded here: `onelip audit` does that.
 
+    They are compared with ratios that are measured on about 50 samples, in float64.
+
     Args:
         model: as in training.
         plain: the same, baked.
         recipe: names the method and the loss.
         shape: of an image (channels, height, width).
         effort: how much work to spend on small bounds, where bounds are needed.
+
+    Raises:
+        UnsoundBound: if a measurement contradicts a constant: a mistake in the library.
     """
+    found = _find_constants(model, plain, recipe, shape, effort)
+    _test(found, plain, shape)
+    return found
+
+
+def _find_constants(
+    model: nn.Module, plain: nn.Module, recipe: Recipe, shape: Sequence[int], effort: Effort
+) -> Constants:
     stored = functools.partial(bound_stored, effort=effort)
     per_pair = certifies_pairs(recipe) or _has_normalised_rows(model)
     parts = split_head(plain) if per_pair else None
@@ -90,6 +104,35 @@ def find_constants(
     if before is None or after is None:
         return Constants(None, None, BY_PAIRS)
     return Constants(multiply_up(before, after), _pair_constants(features, head, shape, before), BY_PAIRS)
+
+
+def _test(constants: Constants, plain: nn.Module, shape: Sequence[int]) -> None:
+    """Try to refute constants, and those of the two largest scores at some points."""
+    slopes = constants.slopes
+    if constants.total is None or slopes is None:
+        return
+    network = copy.deepcopy(plain).double().eval().requires_grad_(False)
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+
+    def run(x: Tensor) -> Tensor:
+        return network(x.to(device)).cpu()
+
+    points = example_points(torch.full((1, *shape), 0.5), 2)
+    # By construction constants are those of real arithmetic; each stored weight exceeds them by its own rounding.
+    slack = math.prod(1 + 16 * torch.finfo(p.dtype).eps for p in plain.parameters() if p.is_floating_point())
+    with torch.no_grad():
+        largest = run(points).topk(2).indices.tolist()
+    targets = []
+    for i, j in largest:
+        slope = float(slopes[i, j]) if isinstance(slopes, Tensor) else slopes
+        difference = functools.partial(_difference, i=i, j=j)
+        targets.append(Claim(f"score {i} - score {j}", (1,), difference, slope * slack))
+    steps = [Claim("the input", (), nn.Identity(), 1.0), Claim("the network", (0,), run, constants.total * slack)]
+    falsify(Claims(steps, 64, targets), points)
+
+
+def _difference(scores: Tensor, i: int, j: int) -> Tensor:
+    return scores[:, i : i + 1] - scores[:, j : j + 1]
 
 
 def _has_normalised_rows(model: nn.Module) -> bool:

@@ -36,13 +36,9 @@ def bound_leaf(step: Step) -> StepBound:
     assert module is not None
     if isinstance(module, LINEAR_LAYERS):
         return bound_linear(step, module)
-    known = bound_module(module)
+    known = bound_module(module, len(step.source.shape))
     if known.constant is None:
         raise Refusal(known.why)
-    dim = getattr(module, "dim", None)
-    axes = dim if isinstance(dim, tuple) else (dim,)
-    if any(isinstance(axis, int) and axis % len(step.source.shape) == 0 for axis in axes):
-        raise Refusal("works along the batch axis, so samples depend on each other")
     return step.times(known.constant, known.why)
 
 

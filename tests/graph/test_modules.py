@@ -1,0 +1,116 @@
+"""Bounds of modules by themselves: what acts in torch is read, and nothing else."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import onelip
+from onelip.graph.modules import bound_chain, bound_module, links
+
+
+def changed(module, **attributes):
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize("name", ["scale", "input_scale"])
+def test_attributes_that_do_not_act(name):
+    # aten.elu has these arguments, nn.ELU leaves them at 1.
+    layer = changed(nn.ELU(3.0), **{name: 0.1})
+    x = torch.tensor([-1e-3, 0.0])
+    slope = float(layer(x).diff() / x.diff())
+    assert slope <= bound_module(layer).constant == 3.0
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Softmax(-4), nn.Softmax(0), nn.Flatten(-4), nn.Unflatten(-2, (2, 2)), onelip.nn.MaxMin(dim=-4)],
+)
+def test_axes_that_may_be_the_batch(layer):
+    assert bound_module(layer).constant is None
+    assert bound_module(nn.Softmax(-1)).constant == 0.5
+    assert onelip.audit(onelip.nn.MaxMin(dim=-3), torch.rand(2, 4, 3, 3)).upper == 1.0
+    assert onelip.audit(onelip.nn.MaxMin(dim=-4), torch.rand(2, 4, 3, 3)).upper is None
+
+
+class Stating(onelip.nn.LipschitzModule):
+    def __init__(self, constant):
+        super().__init__()
+        self.constant = constant
+
+    def forward(self, x):
+        return x
+
+    @property
+    def lipschitz_constant(self):
+        return self.constant
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        changed(nn.MaxPool2d(2), stride=0),
+        changed(nn.MaxPool2d(2), kernel_size="2"),
+        changed(nn.RReLU(), lower="a"),
+        changed(nn.BatchNorm1d(2), eps=None),
+        changed(nn.BatchNorm1d(2), eps=math.nan),
+        changed(nn.BatchNorm1d(2), eps=math.inf),
+        changed(onelip.nn.LipschitzAvgPool2d(2), stride=1),
+        Stating(math.nan),
+        Stating(-1.0),
+        Stating(None),
+    ],
+    ids=repr,
+)
+def test_settings_that_no_rule_can_read(layer):
+    assert onelip.summary(nn.Sequential(nn.ReLU(), layer)).unproved == ["1"]
+
+
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._orig_mod = nn.ReLU()
+
+    def forward(self, x):
+        return 100 * self._orig_mod(x)
+
+
+class Parallel(nn.DataParallel):
+    def forward(self, x):
+        return 100 * self.module(x)
+
+
+class Called(nn.ReLU):
+    def _call_impl(self, x):
+        return 100 * x
+
+
+def hooked(module):
+    module.register_forward_hook(lambda module, inputs, output: 100 * output)
+    return module
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Inside(),
+        Parallel(nn.ReLU()),
+        hooked(nn.DataParallel(nn.ReLU())),
+        hooked(torch.compile(nn.ReLU(), backend="eager")),
+        Called(),
+        changed(nn.ReLU(), _call_impl=lambda x: 100 * x),
+        changed(nn.Sequential(nn.ReLU()), _call_impl=lambda x: 100 * x),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_wrappers_that_compute_something_else(model):
+    assert bound_chain(links(model)).constant is None
+    assert onelip.summary(model).constant is None
+
+
+def test_wrappers_of_torch():
+    for model in (nn.DataParallel(nn.ReLU()), torch.compile(nn.ReLU(), backend="eager")):
+        assert bound_chain(links(model)).constant == 1.0
