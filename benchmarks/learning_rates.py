@@ -20,7 +20,7 @@ import torch
 from onelip.data import load_data
 from onelip.methods.registry import METHODS
 from onelip.training import Diverged, Stopped, preset, train
-from onelip.training.recipe import with_method
+from onelip.training.objective import with_method
 
 OUT = Path(__file__).parents[1] / "results" / "learning_rates.json"
 RATES = (0.02, 0.1, 0.5)

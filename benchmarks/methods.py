@@ -25,7 +25,8 @@ from onelip.methods.registry import METHODS
 from onelip.nn import MaxMin
 from onelip.training import build_model, preset
 from onelip.training.learner import Learner
-from onelip.training.recipe import Recipe, with_method
+from onelip.training.objective import with_method
+from onelip.training.recipe import Recipe
 
 SHAPE, CLASSES = (3, 32, 32), 10
 

@@ -12,7 +12,8 @@ from onelip.data import load_data, to_float
 from onelip.methods.registry import METHODS
 from onelip.training import build_model, preset
 from onelip.training.learner import Learner
-from onelip.training.recipe import Recipe, with_method
+from onelip.training.objective import with_method
+from onelip.training.recipe import Recipe
 
 STEPS = 20
 

@@ -359,3 +359,14 @@ def test_networks_with_one_number_for_each_sample_are_measured():
 
     audit = onelip.audit(Critic().eval(), torch.rand(4, 9))
     assert 2.99 <= audit.lower <= audit.upper <= 3.0001
+
+
+@pytest.mark.parametrize("part", [nn.Dropout(0.5), onelip.nn.BatchCentering(3), nn.BatchNorm2d(3)])
+def test_a_part_in_training_mode_is_refused(part):
+    """As it is called, such a model is random, or one sample depends on the others."""
+    model = nn.Sequential(part, nn.Flatten()).eval()
+    assert onelip.audit(model, torch.rand(1, 3, 2, 2)).upper is not None
+    part.train()
+    with pytest.raises(ValueError, match=r"'0' .* in training mode; call model.eval\(\)"):
+        onelip.audit(model, torch.rand(1, 3, 2, 2))
+    assert onelip.audit(model.train(), torch.rand(1, 3, 2, 2)).upper is not None

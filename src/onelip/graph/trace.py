@@ -42,6 +42,10 @@ from onelip.graph._masks import PLACES, Masks
 from onelip.graph.calls import Call, Graph, Ref, first_difference
 
 
+# Layers of torch that compute something else in training mode.
+_MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.MultiheadAttention)
+
+
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
     """Return the graph of a model in eval mode, for inputs with the shape of the example. The model is not changed.
 
@@ -108,8 +112,22 @@ def check_model(model: object) -> None:
         raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
 
 
+def _check_modes(model: nn.Module) -> None:
+    """Refuse a model in eval mode with a part in training mode: as it is called, it is not the function of eval mode."""
+    if model.training:  # bounds are those of eval mode, which `model.eval()` gives all parts
+        return
+    for name, module in model.named_modules():
+        own = type(module).__module__.partition(".")[0] != "torch"  # what a class of others does is not known
+        if module.training and ".parametrizations." not in f".{name}." and (own or isinstance(module, _MODAL)):
+            raise CannotTrace(
+                f"expected a model in eval mode, got {name!r} ({type(module).__name__}) in training mode; call "
+                "model.eval()"
+            )
+
+
 def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
     check_model(model)
+    _check_modes(model)
     if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
         got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
         raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
