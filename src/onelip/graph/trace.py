@@ -41,7 +41,6 @@ from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, l
 from onelip.graph._masks import PLACES, Masks
 from onelip.graph.calls import Call, Graph, Ref, first_difference
 
-
 # Layers of torch that compute something else in training mode.
 _MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.MultiheadAttention)
 
@@ -113,7 +112,7 @@ def check_model(model: object) -> None:
 
 
 def _check_modes(model: nn.Module) -> None:
-    """Refuse a model in eval mode with a part in training mode: as it is called, it is not the function of eval mode."""
+    """Refuse a model in eval mode with a part in training mode: its calls are not those of eval mode."""
     if model.training:  # bounds are those of eval mode, which `model.eval()` gives all parts
         return
     for name, module in model.named_modules():
