@@ -237,7 +237,7 @@ def test_parseval_chooses_the_same_rows_again_from_the_same_state():
     torch.manual_seed(8)
     project(other)
     assert torch.equal(layer.weight, other.weight)
-    assert list(parseval(nn.Linear(2, 2)).state_dict()) == ["bias", "parametrizations.weight.original"]
+    assert not any("draws" in key for key in parseval(nn.Linear(2, 2)).state_dict())
 
 
 @pytest.mark.parametrize("rows", [0.0, 1.5, math.nan, True])

@@ -5,7 +5,6 @@ float64 with rigorous error terms, "exact" in rational arithmetic (python-flint)
 proofs.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification.head import Head, make_head
-from onelip.core.bake import plain_of
+from onelip.core.bake import copy_model, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
@@ -175,7 +174,7 @@ def check_model(proof: Proof, model: nn.Module, points: Tensor) -> None:
 
 def program_of(plain: nn.Module, shape: tuple[int, ...]) -> Program:
     """The float64 program of a baked network, in eval mode on the CPU; the network itself is unchanged."""
-    return lower(copy.deepcopy(plain).to("cpu").double().eval(), shape)
+    return lower(copy_model(plain).to("cpu").double().eval(), shape)
 
 
 def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:

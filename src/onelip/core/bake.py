@@ -50,7 +50,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         ['0.weight', '0.bias']
     """
     if is_plain(model, fold=fold):
-        plain = _copy(model)
+        plain = copy_model(model)
     else:
         state = State(model)
         try:
@@ -62,8 +62,12 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
     return plain
 
 
-def _copy(model: Model, done: dict[int, Any] | None = None) -> Model:
-    """Copy a model; `done` maps parts of it to their replacements."""
+def copy_model(model: Model, done: dict[int, Any] | None = None) -> Model:
+    """Copy a model; `done` maps parts of it to their replacements.
+
+    Raises:
+        CannotCopy: if it contains an object that cannot be copied.
+    """
     try:
         return copy.deepcopy(model, done)
     except Exception as error:  # of somebody else's classes
@@ -113,7 +117,7 @@ def _bake(model: Model, expand: bool, fold: bool, state: State) -> Model:
     state.check()
     for norm in fold_batch_norms(model, done) if fold else ():
         _take_hooks(done[id(norm)], norm, done)
-    return _copy(model, done)
+    return copy_model(model, done)
 
 
 @torch.no_grad()

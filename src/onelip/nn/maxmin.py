@@ -120,7 +120,7 @@ def maxmin(x: Tensor, dim: int = 1) -> Tensor:
         tensor([[3., 5., 1., 4.]])
     """
     a, b = halves(x, dim, "maxmin")
-    if torch.compiler.is_exporting() or torch._C._is_tracing():
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return _sort_plain(x, dim)
     if is_compiling():
         # `where` instead of `maximum`, so that the compiled derivative is the same permutation.
