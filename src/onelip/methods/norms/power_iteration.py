@@ -88,7 +88,10 @@ class Operator:
 def _default_size(module: nn.modules.conv._ConvNd) -> tuple[int, ...]:
     extents = [d * (k - 1) + 1 for k, d in zip(module.kernel_size, module.dilation, strict=True)]
     # A multiple of the stride, so that the phases of circular convolutions close.
-    return tuple(-(-_EXTENTS * n // s) * s for n, s in zip(extents, module.stride, strict=True))
+    sizes = [_EXTENTS * n for n in extents]
+    if module.transposed:  # its padding crops the output
+        sizes = [n + 2 * int(p) for n, p in zip(sizes, module.padding, strict=True)]
+    return tuple(-(-n // s) * s for n, s in zip(sizes, module.stride, strict=True))
 
 
 def iterate(operator: Operator, W: Tensor, v: Tensor, steps: int = 1) -> Tensor:
