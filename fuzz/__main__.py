@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def _publish(path: Path | None, record: dict[str, Any]) -> dict[str, Any]:
     _add(content["total"], record["parts"])
     without_labels = {part: {key: tally[key] for key in TOTALS} for part, tally in record["parts"].items()}
     content["runs"].append(record | {"parts": without_labels})
+    content |= {"command": "python -m fuzz; each run has its own", "torch": metadata.version("torch")}
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
