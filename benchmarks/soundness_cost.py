@@ -1,7 +1,7 @@
 """Audit, proof and check of typical models in two trees of this repository: seconds of CPU, and their ratio.
 
-git worktree add --detach /tmp/before a463789
-python benchmarks/soundness_cost.py /tmp/before
+git worktree add --detach ../before a463789
+python benchmarks/soundness_cost.py ../before
 """
 
 import argparse

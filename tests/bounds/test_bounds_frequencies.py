@@ -68,7 +68,7 @@ def root(S):
 
 
 def uniform(K, depth):
-    """The tree of arcs that are all halved so many times."""
+    """The tree of arcs that are all halved the given number of times."""
     axes = [k for k in K.shape[1:-2] if k > 1]
 
     def tree(axis):

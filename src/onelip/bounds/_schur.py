@@ -102,7 +102,7 @@ def _row_sums(gram: Gram, q: Tensor) -> Fraction:
 
 
 def _largest_ratio(products: Tensor, q: Tensor, roundings: int) -> Fraction:
-    """max_i p_i / q_i from above, for sums of non-negative terms that took so many roundings each."""
+    """max_i p_i / q_i from above, for sums of non-negative terms, each with the given number of roundings."""
     ratio = products.squeeze(-1) / q
     if not bool(torch.isfinite(ratio).all()):
         raise ArithmeticError("expected finite sums, got an overflow; this is a bug, please report the layer")

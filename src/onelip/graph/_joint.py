@@ -460,7 +460,7 @@ class _Region:
         return _plus(found, _rows.weights(rows, self.size))
 
     def _family(self, members: list[tuple[int, int]]) -> Tensor | None:
-        """Weights of entities side by side, each so many times."""
+        """Weights of entities side by side, each repeated by its count."""
         total = torch.zeros((), dtype=torch.float64)
         counts: Counter[int] = Counter()
         for entity, times in members:
