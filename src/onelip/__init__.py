@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         from_pretrained as from_pretrained,
         save_pretrained as save_pretrained,
     )
+    from onelip.gram.jtj import jtj as jtj
     from onelip.losses import (
         OffsetCrossEntropy as OffsetCrossEntropy,
         gradient_penalty as gradient_penalty,
