@@ -72,6 +72,13 @@ class Display:
         if self.console is not None:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
+    def print_table(self, table: Table, *notes: str) -> None:
+        """Print a table and lines below it."""
+        if self.console is not None:
+            self.console.print(table)
+        for note in notes:
+            self.print(note)
+
     def epoch(self, line: dict[str, Any]) -> None:
         """Print the results of an epoch; `line` is its entry in the log."""
         width = len(str(self.epochs))
