@@ -22,6 +22,7 @@ COMMANDS = {
     "certify": "compute certified radii of images, and write certificate files",
     "check": "check a certificate file with the independent checker",
     "attack": "attack the certified decisions of a run",
+    "report": "write a page about one or several runs",
     "audit": "prove the Lipschitz constant of any network, layer by layer",
     "export": "export a network as plain weights, as ONNX or for a hub",
     "compare": "train the same network with several methods and compare them",
