@@ -20,7 +20,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not in
 
 
 class Browser:
-    """One tab. `errors` are the messages of the console and of exceptions, `requests` all addresses that were loaded."""
+    """One tab. `errors` are messages of the console and exceptions, `requests` all addresses that were loaded."""
 
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive, self._left, self._number = send, receive, b"", 0
@@ -67,7 +67,8 @@ class Browser:
 
     def open(self, page: Path, *, width: int = 1200, dark: bool = False) -> None:
         """Load a file at a width in pixels and a colour scheme."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1}
+        self.call("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.resolve().as_uri())

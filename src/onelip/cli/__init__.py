@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from onelip._version import __version__
 
 COMMANDS = {
-    "demo": "train, certify, check and attack on handwritten digits, in about a minute",
+    "demo": "train, certify, check, attack and report on handwritten digits",
     "train": "train a network, or resume a run",
     "predict": "predict the class and a certified radius of new images",
     "evaluate": "compute accuracy and certified robust accuracy of a run",

@@ -19,7 +19,7 @@ class Report:
 
     The page is one HTML file that loads nothing else. Test images are certified and the first of them attacked. A part
     that fails is left out, and the page states what is missing. Several runs are overlaid and in one table. A directory
-    of onelip compare stands for all its runs.
+    of onelip compare stands for all its runs. The exit code is 1 if the attack changes a certified decision.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    missing = write_report(
+    written = write_report(
         command.runs,
         out,
         data_root=command.data_root,
@@ -62,9 +62,11 @@ def run(arguments: Sequence[str]) -> int:
         say=say,
     )
     if command.json:
-        print(json.dumps({"report": str(out), "bytes": out.stat().st_size, "missing": missing}))
-        return 0
-    for line in missing:
-        print(f"missing: {line}", file=sys.stderr)
-    print(f"Report: {out} ({out.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
-    return 0
+        print(json.dumps({"report": str(out), "bytes": out.stat().st_size, **written._asdict()}))
+    else:
+        for line in written.missing:
+            print(f"missing: {line}", file=sys.stderr)
+        print(f"Report: {out} ({out.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
+    for name in written.broken:
+        print(f"onelip report: {name}: certified decisions were changed, so the certificate is wrong", file=sys.stderr)
+    return 1 if written.broken else 0

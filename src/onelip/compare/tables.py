@@ -14,7 +14,7 @@ def comparison_tables(record: dict[str, Any]) -> list[Table]:
     """
     recipe, split = record["plan"]["recipe"], record["split"]
     rows = [{"name": row["method"], **row} for row in record["rows"]]
-    shown = columns(rows, split)[1:]  # all methods have the same images
+    shown = [column for column in columns(rows, split) if column.title != "images"]  # the same for all
     first_cost = next(i for i, column in enumerate(shown) if column.title == "step")
     title = f"{recipe['model']} on {record['data']['name']}, {record['plan']['budget']} each; % of {split} images"
     return [

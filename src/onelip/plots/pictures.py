@@ -86,6 +86,8 @@ def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer:
 def _layer(source: Any, input_size: int | Sequence[int], name: str | None) -> tuple[Any, int | Sequence[int], str]:
     """A layer, the size of its input, and its name."""
     if isinstance(source, nn.Module):
+        if not isinstance(source, LINEAR_LAYERS):
+            raise UnsupportedLayer(f"expected a linear layer of torch, got {type(source).__name__}")
         return source, input_size, ""
     run = loaded(source)
     found = {

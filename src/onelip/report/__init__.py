@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.report.page import comparison_page as comparison_page, write_report as write_report
+    from onelip.report.page import (
+        Written as Written,
+        comparison_page as comparison_page,
+        write_report as write_report,
+    )
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

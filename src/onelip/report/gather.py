@@ -202,7 +202,7 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
         images, labels = data.test_images, data.test_labels
     with view.part("proved constants"):
         say("proving the constant of each layer")
-        view.audit = audit(run.plain, to_float(images[:2]), progress=say)
+        view.audit = audit(run.plain, to_float(images[:2]), progress=_seldom(say))
         unproved = "; ".join(view.audit.unproved) or None
         view.row["constant"] = {"proved": view.audit.upper, "why": unproved}
     if "singular_values" not in view.row:
@@ -220,6 +220,19 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
                 view.more.append(_attacked_row(view))
     say("drawing")
     _draw(view, run, images)
+
+
+def _seldom(say: Say, seconds: float = 5.0) -> Say:
+    """Pass on a line from time to time only."""
+    last = time.monotonic()
+
+    def pass_on(line: str) -> None:
+        nonlocal last
+        if time.monotonic() > last + seconds:
+            last = time.monotonic()
+            say(line)
+
+    return pass_on
 
 
 def _certify(run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say) -> Certification:
@@ -340,7 +353,7 @@ def _draw(view: View, run: LoadedRun, images: torch.Tensor) -> None:
     view.draw(
         "JᵀJ of a layer",
         "Three crops of JᵀJ, each with its own colour scale: blue is positive, red negative. The identity preserves "
-        "distances.",
+        "distances; a layer with fewer outputs than inputs can only come near to it.",
         lambda: plots.jtj(run),
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
@@ -24,6 +24,15 @@ _LARGEST = 1_900_000  # bytes of figures on a page
 _OVERLAID = 8  # runs in one figure
 
 
+class Written(NamedTuple):
+    """The result of `write_report`."""
+
+    missing: list[str]
+    """What is missing on the page: a line for each part."""
+    broken: list[str]
+    """Runs in which the attack changed a certified decision, so that the certificate is wrong."""
+
+
 def write_report(
     paths: Sequence[str | Path],
     out: str | Path,
@@ -33,7 +42,7 @@ def write_report(
     attack_images: int = 64,
     overwrite: bool = False,
     say: Say = lambda line: None,
-) -> list[str]:
+) -> Written:
     """Write a report of one or several runs as an HTML page that loads nothing else.
 
     Test images are certified and the first of them attacked. A part that fails is left out, and the page states what is
@@ -49,12 +58,18 @@ def write_report(
         say: called with a line of text from time to time.
 
     Returns:
-        What is missing on the page: one line for each part.
+        What is missing on the page, and whether the attack refuted a certificate.
 
     Raises:
         NoRun: if a directory contains no run.
         PathTaken: if the file exists.
-        ImportError: never for a missing matplotlib: the page has no figures then, and states it.
+
+    Without matplotlib the page has no figures, and states it.
+
+    Examples:
+        Not executed here:
+
+            onelip.report.write_report(["runs/first", "runs/second"], "page.html")
     """
     out, root = Path(out), None if data_root is None else Path(data_root)
     check_out(out, overwrite)
@@ -76,7 +91,10 @@ def write_report(
             examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, say=tell)
     say("writing the page")
     write_whole(out, _render(views, record).encode())
-    return [f"{view.name}: {line}" for view in views for line in view.missing]
+    return Written(
+        missing=[f"{view.name}: {line}" for view in views for line in view.missing],
+        broken=[view.name for view in views if view.is_broken],
+    )
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -136,7 +154,13 @@ def _render(views: list[View], record: dict[str, Any] | None) -> str:
     rows = [row for view in views for row in (view.row, *view.more)]
     if record is None:
         rows += _paper_rows(views)
-    shown = [column for column in columns(rows, split) if any(column.key(row) is not None for row in rows)]
+    # A comparison has the same images in each row.
+    unused = {"images"} if record is not None else set()
+    shown = [
+        column
+        for column in columns(rows, split)
+        if column.title not in unused and any(column.key(row) is not None for row in rows)
+    ]
     meanings: dict[str, list[str]] = {}
     for column in shown:
         meanings.setdefault(column.meaning, []).append(column.title)

@@ -25,7 +25,7 @@ def _constant(view: "View") -> str:
         "Proved: changing an image by d (L2 norm, pixels in [0, 1]) changes the scores of the stored network by at "
         f"most {rounded_up(found.constant)} d"
         + (
-            f", and rounding in float64 adds at most {found.proof.error:.1g}."
+            f", and the float64 program is off by at most {rounded_up(found.proof.error, 2)}."
             if found.mode == "sound" and found.proof is not None
             else ", in real arithmetic; rounding errors are not included."
         )

@@ -53,20 +53,20 @@ def columns(rows: Sequence[Row], split: str = "test") -> list[Column]:
     """
     radii = dict.fromkeys(radius for row in rows for radius in _at(row, "results", split, "cra") or ())
     return [
-        Column("images", f"number of {split} images", _get("results", split, "images"), lambda n: f"{n:.0f}"),
-        Column("epochs", "epochs of training", _get("epochs"), lambda n: f"{n:.0f}"),
-        Column("seconds", "training steps only", _get("seconds"), lambda s: f"{s:.3g}"),
         Column("accuracy", f"% of {split} images", _get("results", split, "accuracy"), _percent),
         *(_cra(split, radius) for radius in radii),
         Column(
             "CRA by",
             "basis of the CRA: the constant that the method proves (method), bounds of the stored weights (weights), "
             "or such bounds for each pair of classes (pairs), which give larger radii, all in real arithmetic; "
-            "the same with all rounding errors of the float64 program included (sound). In a row with attack, the numbers are "
-            "not certified but upper bounds: the accuracy under an attack",
+            "the same with all rounding errors of the float64 program included (sound). In a row with attack, the "
+            "numbers are not certified but upper bounds: the accuracy under an attack",
             lambda row: _basis(_at(row, "results", split)),
             lambda number: _BASES[int(number)],
         ),
+        Column("images", f"number of {split} images", _get("results", split, "images"), lambda n: f"{n:.0f}"),
+        Column("epochs", "epochs of training", _get("epochs"), lambda n: f"{n:.0f}"),
+        Column("seconds", "training steps only", _get("seconds"), lambda s: f"{s:.3g}"),
         Column("step", "time of a training step; baseline = 1", _get("step", "ratio"), _times),
         Column("memory", "growth of the peak memory in training; baseline = 1", _get("memory", "ratio"), _times),
         Column(
