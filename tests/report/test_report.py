@@ -58,6 +58,7 @@ def test_the_page_has_everything(run, report):
     out, missing, lines = report
     page = out.read_text()
     assert missing == []
+    assert page.startswith("<!DOCTYPE html>")
     assert out.stat().st_size < 2_000_000
     for title in FIGURES:
         assert page.count(f"<h3>{title}</h3>") == 1
@@ -92,13 +93,16 @@ def test_several_runs_are_overlaid(run, tmp_path):
         write([run, run], tmp_path / "twice.html")
 
 
-def test_files_are_never_overwritten_unasked(run, tmp_path, capsys):
+def test_files_are_never_overwritten_unasked(run, report, tmp_path, capsys):
     out = tmp_path / "thesis.html"
     out.write_text("years of work")
     with pytest.raises(PathTaken, match="exists; choose another --out, or replace it with --overwrite"):
         write_report([run], out)
     assert call(capsys, "report", run, "--out", out)[0] == 2
+    code, _, error = call(capsys, "report", run, "--out", out, "--overwrite")
+    assert (code, "is not a report, so it is not replaced" in error) == (2, True)
     assert out.read_text() == "years of work"
+    shutil.copy(report[0], out)
     code, text, progress = call(capsys, "report", run, "--out", out, "--overwrite", "--attack-images", "0", "--json")
     assert code == 0
     assert json.loads(text) == {"report": str(out), "bytes": out.stat().st_size, "missing": [], "broken": []}
@@ -166,9 +170,10 @@ def test_runs_of_other_versions_and_models(run, tmp_path, change, why):
 def test_damaged_files_cost_their_part_only(run, tmp_path):
     other = copy_of(run, tmp_path / "other")
     (other / "log.jsonl").write_text("no json\n")
-    (other / "environment.json").write_text("[")
+    (other / "environment.json").write_text("[3]")
+    (other / "results.json").write_text("[]")
     page, missing = write([other], tmp_path / "page.html")
-    assert [line.split(":")[1].strip() for line in missing] == ["training curves", "environment"]
+    assert [line.split(":")[1].strip() for line in missing] == ["training curves", "environment", "results"]
     assert "<h3>Decisions by class</h3>" in page
 
 

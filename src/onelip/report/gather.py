@@ -29,6 +29,7 @@ from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run
+from onelip.training.prediction import Predictions
 from onelip.training.run_data import load_run_data
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
@@ -148,10 +149,12 @@ def read_run(path: Path, name: str, row: Row | None = None) -> View:
         if not view.log:
             raise RunError("no epoch is finished yet")
     with view.part("environment"):
-        view.sessions = read_json(run.environment)
-        view.commands = [shlex.join(["onelip", *session["command"][1:]]) for session in view.sessions]
+        sessions = [dict(session) for session in read_json(run.environment)]
+        view.commands = [shlex.join(["onelip", *session["command"][1:]]) for session in sessions]
+        view.sessions = sessions
     if row is None:
-        _results(view, run)
+        with view.part("results"):
+            _results(view, run)
     where = shlex.quote(str(path))
     view.commands += [f"onelip certify {where} --out certificate.json", "onelip check certificate.json"]
     view.commands += [f"onelip attack {where}", f"onelip report {where} --out report.html"]
@@ -163,8 +166,10 @@ def _results(view: View, run: RunDirectory) -> None:
     if view.log:
         view.row |= {"epochs": view.log[-1]["epoch"], "seconds": sum(line.get("seconds", 0) for line in view.log)}
     if run.results.exists():
-        with view.part("results"):
-            view.row["results"] = read_json(run.results)
+        found = read_json(run.results)
+        if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values()):
+            raise RunError(f"{run.results}: expected results by split; the file is damaged")
+        view.row["results"] = found
     elif view.log:
         last = view.log[-1]
         view.missing.append(
@@ -212,7 +217,9 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
             view.row["singular_values"] = spectrum_of_network(fast, to_float(images[:1]))
     if labels is not None:
         with view.part("certified radii"):
-            view.certification = _certify(run, images, labels, seconds, say)
+            view.certification, unsound = _certify(run, images, labels, seconds, say)
+            if unsound is not None:
+                view.missing.append(f"rounding errors: not included in the radii ({unsound})")
             view.more.append(_certified_row(view))
         if view.certification is not None and attack_images:
             with view.part("attack"):
@@ -235,15 +242,19 @@ def _seldom(say: Say, seconds: float = 5.0) -> Say:
     return pass_on
 
 
-def _certify(run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say) -> Certification:
-    found: list[Certification] = []
+def _certify(
+    run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
+) -> tuple[Certification, str | None]:
+    """The certification of the images that fit into the time; and why rounding is not included, if it is not."""
+    parts: list[Predictions] = []
 
     def part(where: slice) -> None:
-        mode = found[0].mode if found else None  # a proof that failed is not tried again
-        found.append(run.predict(images[where], mode=mode).certification)
+        mode = parts[0].mode if parts else None  # a proof that failed is not tried again
+        parts.append(run.predict(images[where], mode=mode))
 
     count = _within(seconds, len(images), part, 250, lambda n: say(f"certifying: {n} of {len(images)} images"))
-    return replace(
+    found = [one.certification for one in parts]
+    joined = replace(
         found[0],
         classes=torch.cat([one.classes for one in found]),
         radii=torch.cat([one.radii for one in found]),
@@ -252,6 +263,7 @@ def _certify(run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds
         labels=labels[:count],
         images_sha256=None,
     )
+    return joined, parts[0].reason
 
 
 def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, say: Say) -> AttackResult:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 1_900_000  # bytes of figures on a page
 _OVERLAID = 8  # runs in one figure
+_RECORD = {"rows", "plan", "data", "split", "commands", "onelip", "torch", "machine", "threads"}  # of a comparison
+_START = b"<!DOCTYPE html>"
 
 
 class Written(NamedTuple):
@@ -62,7 +64,7 @@ def write_report(
 
     Raises:
         NoRun: if a directory contains no run.
-        PathTaken: if the file exists.
+        PathTaken: if the file exists, and with `overwrite`, if it is not a report.
 
     Without matplotlib the page has no figures, and states it.
 
@@ -105,6 +107,8 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise RecipeError(f"{out}: there is no directory {out.parent}; create it, or choose another path")
     if out.exists() and not overwrite:
         raise PathTaken(f"{out} exists; choose another --out, or replace it with --overwrite")
+    if out.exists() and not out.read_bytes().startswith(_START):
+        raise PathTaken(f"{out} is not a report, so it is not replaced; choose another --out")
 
 
 def comparison_page(record: dict[str, Any], directory: Path | None = None) -> str:
@@ -119,7 +123,7 @@ def comparison_page(record: dict[str, Any], directory: Path | None = None) -> st
 
 def _read_comparison(path: Path) -> dict[str, Any]:
     record = read_json(path / "comparison.json")
-    if not isinstance(record, dict) or not {"rows", "plan", "data", "split"} <= record.keys():
+    if not isinstance(record, dict) or not record.keys() >= _RECORD:
         raise RecipeError(f"{path / 'comparison.json'}: is not a comparison of onelip; give directories of runs")
     return record
 
@@ -150,7 +154,8 @@ def _render(views: list[View], record: dict[str, Any] | None) -> str:
     # autoescape: names of data sets and messages of errors may contain HTML.
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = page.from_string(files("onelip.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
-    split = "test" if record is None else record["split"]
+    # Images are certified on the test split.
+    split = "test" if record is None or any(view.more for view in views) else record["split"]
     rows = [row for view in views for row in (view.row, *view.more)]
     if record is None:
         rows += _paper_rows(views)
@@ -170,6 +175,7 @@ def _render(views: list[View], record: dict[str, Any] | None) -> str:
         palette=PALETTE,
         title=_title(views, record),
         record=record,
+        split=split,
         views=views,
         rows=rows,
         columns=shown,

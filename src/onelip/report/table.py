@@ -112,7 +112,7 @@ def _get(*keys: str) -> Callable[[Row], float | None]:
 
 def _basis(results: dict[str, Any] | None) -> int | None:
     """Index in _BASES of the mode of an evaluation; None without a CRA."""
-    if results is None or all(share is None for share in results["cra"].values()):
+    if results is None or all(share is None for share in (results.get("cra") or {}).values()):
         return None
     mode = results.get("mode", "")
     if mode in _BASES:
