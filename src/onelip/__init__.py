@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         models as models,
         nn as nn,
         optim as optim,
+        plots as plots,
+        report as report,
         testing as testing,
         training as training,
     )

@@ -83,3 +83,15 @@ class Stopped(RunError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def reason(error: Exception) -> str:
+    """An error as one line; errors other than those of onelip and the operating system start with their type.
+
+    Examples:
+        >>> reason(KeyError("weight"))
+        "KeyError: 'weight'"
+    """
+    text = " ".join(str(error).split())
+    ours = type(error).__module__.startswith("onelip.") or type(error) is ValueError
+    return text if text and (ours or isinstance(error, OSError)) else f"{type(error).__name__}: {text}"

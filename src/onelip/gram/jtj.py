@@ -66,7 +66,7 @@ def jtj(
     if kind is None:
         names = ", ".join(layer.__name__ for layer in LINEAR_LAYERS)
         raise UnsupportedLayer(f"expected one of {names}, got {type(layer).__name__}")
-    size = () if kind is nn.Linear else _size(input_size, len(plain.kernel_size))
+    size = () if kind is nn.Linear else _size(input_size, plain.weight.dim() - 2)
     weights = _taps(plain)  # (outputs, inputs, taps)
     pixels, channels = _split(rows, size, weights.shape[1])
     pixels_too, channels_too = (pixels, channels) if columns is None else _split(columns, size, weights.shape[1])

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from onelip._version import __version__
-from onelip.compare.measures import reason
 from onelip.compare.plan import Budget
-from onelip.core.errors import RecipeError, Stopped
+from onelip.core.errors import RecipeError, Stopped, reason
 from onelip.core.files import locked, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.models.registry import list_models, model_builder
