@@ -18,7 +18,7 @@ import onelip
 from onelip.cli import audit as cli
 from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.nn import LipschitzModule, MaxMin
-from onelip.nn.normalize import Normalize
+from onelip.nn.channels import Normalize
 
 
 def steepest(model, shape, points=4):

@@ -17,9 +17,8 @@ from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.rounding import multiply_up, root_at_most
 from onelip.graph.modules import constant_of
 from onelip.nn import pooling
-from onelip.nn.centering import BatchCentering, LayerCentering
-from onelip.nn.channels import FirstChannels, PadChannels
-from onelip.nn.maxmin import MaxMin
+from onelip.nn.activations import MaxMin
+from onelip.nn.channels import BatchCentering, FirstChannels, LayerCentering, PadChannels
 from onelip.nn.residual import ConvexResidual
 
 CONCATENATION = (pooling.ConcatenationPool1d, pooling.ConcatenationPool2d, pooling.ConcatenationPool3d)

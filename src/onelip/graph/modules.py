@@ -13,10 +13,9 @@ from torch.nn.utils import parametrize
 
 from onelip.bounds.fast import Effort
 from onelip.bounds.linear import bound_layer
-from onelip.core.bound import Bound
 from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.lipschitz_module import LipschitzModule, is_changed
+from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
 from onelip.core.parametrization import bound_by_construction
 from onelip.core.rounding import multiply_up
 from onelip.graph.step import Refusal, bound_by_rule, why_batch

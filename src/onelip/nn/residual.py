@@ -37,7 +37,7 @@ class ConvexResidual(LipschitzModule):
         ValueError: if `alpha` is outside of its range.
 
     Examples:
-        >>> from onelip.nn.maxmin import MaxMin
+        >>> from onelip.nn.activations import MaxMin
         >>> layer = ConvexResidual(MaxMin(), alpha=0.25, learnable=False)
         >>> layer(torch.tensor([[0.0, 4.0]])), layer.lipschitz_constant
         (tensor([[1., 3.]]), 1.0)

@@ -1,7 +1,8 @@
-"""SOC, skew orthogonal convolutions ("SOP" in the table of the AOL paper)."""
+"""SOC, skew orthogonal convolutions ("SOP" in the table of the AOL paper), and SOC with certificate regularisation."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,16 +24,18 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.core.saved_settings import SavedSettings
+from onelip.core.state_dicts import SavedSettings
 from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
 from onelip.graph.ops.movement import space_to_depth
 from onelip.methods.method import Method, PaperRow
+from onelip.methods.norms.last_layer import lln
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
 from onelip.methods.orthogonal.steps import UNIT64
+from onelip.nn import Householder
 
 # Relative bound of the rounding of the kernel in float32, u sqrt(channels * taps).
 _SLACK = 2.0**-10
@@ -372,4 +375,22 @@ METHOD = Method(
         "drop_factor": 0.1,
     },
     note="odd kernels that keep the size; strides by space to depth",
+)
+
+# The layers and the guarantee are those of `soc`; the loss is `onelip.losses.CertificateRegularisation`.
+WITH_REGULARISATION = replace(
+    METHOD,
+    name="soc-cr",
+    title="SOC + CR: Householder activations, normalised last layer, certificate regularisation (Singla et al., 2022)",
+    citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
+    '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
+    paper=None,
+    options=(),
+    loss="certificate-regularisation",
+    loss_options={"per_pair": True},
+    certificate="pairs",
+    activation=Householder,
+    head=lln,
+    hyperparameters={**METHOD.hyperparameters, "offset": 0.0, "temperature": 1.0},
+    note="layers of SOC; certified per pair of classes",
 )
