@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onelip.core.arguments import check_integer
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 
 
 class ChannelAffine(LipschitzModule):
@@ -63,13 +62,11 @@ class ChannelAffine(LipschitzModule):
         self.weight = nn.Parameter(torch.ones(channels, 1, *(1,) * axes, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The largest absolute value of the factors."""
         largest = float(self.weight.detach().double().abs().max())
-        if not largest < float("inf"):
-            raise UnknownLipschitzConstant("expected finite factors, got NaN or infinity; use finite weights")
-        return largest
+        is_finite = largest < float("inf")
+        return Bound(largest, "largest factor") if is_finite else Bound(None, "the factors contain NaN or infinity")
 
     def forward(self, x: Tensor) -> Tensor:
         axes = x.dim() - 2

@@ -21,10 +21,6 @@ class NonFiniteWeight(ValueError):
     """A weight contains a NaN or an infinity, so the network has no Lipschitz constant."""
 
 
-class UnknownLipschitzConstant(ValueError):
-    """No Lipschitz constant has been proved for a module. The module may still be Lipschitz continuous."""
-
-
 class ProofError(ValueError):
     """Nothing can be proved about the running program for this network or these values."""
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.geometry import LINEAR_LAYERS
 
 
@@ -84,7 +83,7 @@ class LipschitzModule(nn.Module):
     real arithmetic. Certificates account for rounding separately. Constants of a composition multiply,
     $L(f \circ g) \le L(f) L(g)$.
 
-    Subclasses set `proved_constant` or override `lipschitz_constant`.
+    Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights.
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
@@ -96,22 +95,33 @@ class LipschitzModule(nn.Module):
         ...         return -x
         >>> Mirror().lipschitz_constant
         1.0
+        >>> class Scaled(LipschitzModule):
+        ...     def __init__(self, factor):
+        ...         super().__init__()
+        ...         self.factor = factor
+        ...     def bound(self):
+        ...         return Bound(abs(self.factor), "the factor")
+        ...     def forward(self, x):
+        ...         return self.factor * x
+        >>> Scaled(-2.0).lipschitz_constant
+        2.0
     """
 
     proved_constant: ClassVar[float | None] = None
 
-    @property
-    def lipschitz_constant(self) -> float:
-        """A proved bound on the L2 Lipschitz constant (eval mode, real arithmetic).
+    def bound(self) -> Bound:
+        """Return the proved constant and the reason for it, or the reason why there is none.
 
         `onelip.summary` and `onelip.audit` read it. An override must never return a smaller number than it can prove.
-
-        Raises:
-            UnknownLipschitzConstant: if no constant is proved.
         """
         if self.proved_constant is None:
-            raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
-        return self.proved_constant
+            return Bound(None, f"{type(self).__name__} states no constant; set `proved_constant` or override `bound`")
+        return Bound(self.proved_constant, "stated by the layer")
+
+    @property
+    def lipschitz_constant(self) -> float | None:
+        """The proved L2 Lipschitz constant (eval mode, real arithmetic); None if no bound is known, see `bound`."""
+        return self.bound().constant
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by `torch.jit.script`, which cannot compile the checks of inputs."""
@@ -132,7 +142,7 @@ def is_changed(module: nn.Module) -> str | None:
     if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
         return "its class overrides __call__"
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
-        _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
+        _depth(kind, "proved_constant"), _depth(kind, "bound")
     ):
         return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:

@@ -1,8 +1,7 @@
 """Layers with a proved Lipschitz constant: AOL drop-ins for torch.nn, activations, pooling, centering, residuals."""
 
 from onelip.core.batch_norm import ChannelAffine
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.nn import init
 from onelip.nn.activations import Abs, GroupSort, Householder, MaxMin, NActivation
 from onelip.nn.aol import (
@@ -38,6 +37,7 @@ __all__ = [
     "AOLLinear",
     "Abs",
     "BatchCentering",
+    "Bound",
     "ChannelAffine",
     "ConcatenationPool1d",
     "ConcatenationPool2d",
@@ -58,6 +58,5 @@ __all__ = [
     "NActivation",
     "Normalize",
     "PadChannels",
-    "UnknownLipschitzConstant",
     "init",
 ]

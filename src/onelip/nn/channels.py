@@ -11,8 +11,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from onelip.core.arguments import check_integer
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.graph import kinds
 from onelip.graph.kinds import Join
 from onelip.graph.lowering import Lowering, lowers
@@ -155,14 +154,14 @@ class Normalize(LipschitzModule):
         self.register_buffer("mean", means)
         self.register_buffer("std", stds)
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         r"""$1 / \min_c \mathrm{std}_c$ of the stored buffer, rounded up."""
         smallest = float(self.std.min())
         if not (smallest > 0 and bool(torch.isfinite(self.std).all())):  # loaded from a state dict, or NaN
-            raise UnknownLipschitzConstant(f"expected stds above 0, got {self.std.tolist()}")
+            return Bound(None, f"its stds are {self.std.tolist()}, not all finite and above 0")
         inverse = 1 / smallest
-        return inverse if Fraction(inverse) * Fraction(smallest) >= 1 else math.nextafter(inverse, math.inf)
+        is_enough = Fraction(inverse) * Fraction(smallest) >= 1
+        return Bound(inverse if is_enough else math.nextafter(inverse, math.inf), "smallest std")
 
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, 1, len(self.mean), "Normalize", "len(mean)")

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from onelip.core.arguments import per_axis
 from onelip.core.docstrings import like
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.rounding import root_at_most, up_root
 from onelip.core.tracing import is_compiling
 from onelip.graph.lowering import Lowering, lowers
@@ -22,12 +21,12 @@ from onelip.graph.ops.pooling import average
 Size = int | Sequence[int]
 
 
-def _constant(scale: float, square: Fraction) -> float:
+def _bound(scale: float, square: Fraction) -> Bound:
     """Return scale * sqrt(square), rounded up; 1 if the scale was computed for 1 and rounded down."""
     if not abs(scale) < math.inf:
-        raise UnknownLipschitzConstant(f"expected a finite scale, got {scale}")
+        return Bound(None, f"its scale is {scale}, which is not finite")
     constant = up_root(Fraction(scale) ** 2 * square)
-    return 1.0 if 1 - 2.0**-50 < constant < 1 else constant
+    return Bound(1.0 if 1 - 2.0**-50 < constant < 1 else constant, "kernel size, stride and scale")
 
 
 class _Pool(LipschitzModule):
@@ -140,11 +139,10 @@ class _LipschitzAvgPool(_Pool):
             square *= Fraction(k + 2 * sum(range(k - s, 0, -s)), k * k)  # r(k, s) of the class docstrings
         return square
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """1 as built; computed from the current settings if they were changed afterwards."""
         is_global = self.kernel_size is None or self.stride is None
-        return 1.0 if is_global else _constant(self.scale, self._square())
+        return Bound(1.0, "scaled mean") if is_global else _bound(self.scale, self._square())
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
@@ -248,10 +246,9 @@ class _L2Pool(_Pool):
             return 1
         return math.prod(-(-a // b) for a, b in zip(self.kernel_size, self.stride, strict=True))
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """1 as built; computed from the current settings if they were changed afterwards."""
-        return _constant(self.scale, Fraction(self._readers()))
+        return _bound(self.scale, Fraction(self._readers()))
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)

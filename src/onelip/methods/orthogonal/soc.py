@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer, check_number
-from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -151,8 +151,7 @@ class SOC(LipschitzModule):
         """Bound on the norm of the series for a kernel of the nominal norm, with slack for rounding."""
         return gain(self.terms, math.ceil(self.norm * (1 + _SLACK) * 256) / 256)
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The proved constant: by construction, or from the stored kernel if there is no parametrization."""
         weight = self.weight
         norm = self.norm * (1 + _SLACK)
@@ -160,16 +159,17 @@ class SOC(LipschitzModule):
             found = parametrization_list(self)
             only = found[0] if found is not None and len(found) == 1 else None
             if not isinstance(only, SkewKernel) or only.norm != self.norm:
-                raise UnknownLipschitzConstant("expected SOC with its own parametrization, got another one")
+                return Bound(None, "SOC with another parametrization than its own")
             rounding = torch.finfo(weight.dtype).eps / 2 * math.sqrt(weight[0].numel())
             norm = max(norm, self.norm * (1 + 2 * rounding))
         else:
             norm = skew_norm_bound(weight.detach().unflatten(0, (self.groups, -1)))
         if not norm <= 6:
-            raise UnknownLipschitzConstant(f"expected a skew kernel of moderate norm, got one of norm up to {norm}")
+            return Bound(None, f"the norm of its skew kernel, up to {norm}, is above 6")
         # Rounded up to few values, so that the exact arithmetic is cached.
         series = gain(self.terms, math.ceil(norm * 256) / 256)
-        return self.lipschitz if series <= self._series else multiply_up(self.factor, series)
+        constant = self.lipschitz if series <= self._series else multiply_up(self.factor, series)
+        return Bound(constant, "exponential of a skew kernel")
 
     def extra_repr(self) -> str:
         return (
