@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "write a page about one or several runs",
     "audit": "prove the Lipschitz constant of any network, layer by layer",
     "export": "export a network as plain weights, as ONNX or for a hub",
+    "tryit": "write a page that runs a network in the browser",
     "compare": "train the same network with several methods and compare them",
     "reproduce": "reproduce the tables and figures of the paper",
     "data": "list data sets, or download one",
