@@ -21,7 +21,7 @@ from onelip.compare import Budget, Plan, compare, comparison_tables, measures, r
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
-from onelip.report import comparison_page
+from onelip.report import comparison_page, write_report
 from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
 
@@ -169,6 +169,18 @@ def test_table_and_page_have_a_row_for_each(finished):
         assert word in page
     assert "http" not in page  # it needs nothing from elsewhere
     assert "src=" not in page
+
+
+def test_a_report_of_a_comparison_adds_what_files_do_not_have(finished, tmp_path):
+    out, _, _ = finished
+    missing, _ = write_report([out], tmp_path / "page.html", attack_images=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>patchwise-tiny on digits: methods compared</title>" in page
+    assert "failed: the method &#39;lln&#39; supports Linear" in page
+    assert page.count("<h3>JᵀJ of a layer</h3>") == 2
+    assert ">step</button>" in page
+    # The images of this test are not those of the data set.
+    assert [line.split(": ")[:2] for line in missing] == [["none", "test images"], ["aol", "test images"]]
 
 
 def test_pages_escape_what_is_not_ours(finished):

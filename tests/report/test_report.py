@@ -44,6 +44,12 @@ def report(run, tmp_path_factory):
     return out, missing, lines
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Figures that are made, but not written as SVG, for tests of all else."""
+    monkeypatch.setattr(gather, "to_svg", lambda figure, label, key: "<svg></svg>")
+
+
 def copy_of(run, where):
     return Path(shutil.copytree(run, where, ignore=shutil.ignore_patterns(".lock")))
 
@@ -93,7 +99,7 @@ def test_several_runs_are_overlaid(run, tmp_path):
         write([run, run], tmp_path / "twice.html")
 
 
-def test_files_are_never_overwritten_unasked(run, report, tmp_path, capsys):
+def test_files_are_never_overwritten_unasked(run, report, tmp_path, capsys, quick):
     out = tmp_path / "thesis.html"
     out.write_text("years of work")
     with pytest.raises(PathTaken, match="exists; choose another --out, or replace it with --overwrite"):
@@ -123,7 +129,7 @@ def test_what_is_no_run_is_refused(run, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unfinished_run(run, tmp_path):
+def test_an_unfinished_run(run, tmp_path, quick):
     part = copy_of(run, tmp_path / "part")
     for name in ("results.json", "weights.safetensors", "plain.safetensors"):
         (part / name).unlink()
@@ -133,7 +139,7 @@ def test_an_unfinished_run(run, tmp_path):
     assert "<h3>Certified accuracy by radius</h3>" in page
 
 
-def test_a_run_that_has_only_a_config(run, tmp_path):
+def test_a_run_that_has_only_a_config(run, tmp_path, quick):
     part = tmp_path / "part"
     part.mkdir()
     shutil.copy(run / "config.json", part)
@@ -154,7 +160,7 @@ def test_a_run_that_has_only_a_config(run, tmp_path):
         (lambda config: {"version": 1}, "KeyError: 'recipe'"),
     ],
 )
-def test_runs_of_other_versions_and_models(run, tmp_path, change, why):
+def test_runs_of_other_versions_and_models(run, tmp_path, change, why, quick):
     other = copy_of(run, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(change(config)))
@@ -167,7 +173,7 @@ def test_runs_of_other_versions_and_models(run, tmp_path, change, why):
     assert f">{100 * results['accuracy']:.1f}</td>" in page
 
 
-def test_damaged_files_cost_their_part_only(run, tmp_path):
+def test_damaged_files_cost_their_part_only(run, tmp_path, quick):
     other = copy_of(run, tmp_path / "other")
     (other / "log.jsonl").write_text("no json\n")
     (other / "environment.json").write_text("[3]")
@@ -177,7 +183,7 @@ def test_damaged_files_cost_their_part_only(run, tmp_path):
     assert "<h3>Decisions by class</h3>" in page
 
 
-def test_missing_data_cost_what_needs_images(run, tmp_path):
+def test_missing_data_cost_what_needs_images(run, tmp_path, quick):
     other = copy_of(run, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     config["data"]["fingerprint"] = "0" * 64
@@ -190,7 +196,7 @@ def test_missing_data_cost_what_needs_images(run, tmp_path):
     assert "<h3>Decisions by class</h3>" not in page
 
 
-def test_failing_parts_cost_themselves_only(run, tmp_path, monkeypatch):
+def test_failing_parts_cost_themselves_only(run, tmp_path, monkeypatch, quick):
     def fail(*args, **settings):
         raise ArithmeticError("a <b>test</b>")
 
@@ -215,7 +221,7 @@ def test_without_matplotlib_the_page_has_tables(run, tmp_path, monkeypatch):
     assert "Proved: of 355 test images" in page
 
 
-def test_time_is_bounded(run, tmp_path):
+def test_time_is_bounded(run, tmp_path, quick):
     write_report([run], tmp_path / "page.html", seconds=0.0)
     page = (tmp_path / "page.html").read_text()
     assert "Proved: of 250 test images" in page  # the first part
@@ -223,7 +229,7 @@ def test_time_is_bounded(run, tmp_path):
     assert "The first 250 test images." in page
 
 
-def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys):
+def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys, quick):
     real = gather.attack
 
     def found(network, images, classes, *, radii, **settings):
@@ -232,8 +238,8 @@ def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys):
     certify = gather._certify
 
     def too_large(*args):
-        one = certify(*args)
-        return gather.replace(one, radii=one.radii * 100)
+        one, reason = certify(*args)
+        return gather.replace(one, radii=one.radii * 100), reason
 
     monkeypatch.setattr(gather, "attack", found)
     monkeypatch.setattr(gather, "_certify", too_large)
@@ -243,7 +249,7 @@ def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys):
     assert '<li class="refuted">REFUTED: an attack changed' in (tmp_path / "page.html").read_text()
 
 
-def test_networks_without_a_sound_proof(tmp_path):
+def test_networks_without_a_sound_proof(tmp_path, quick):
     onelip.train(SMALL.replace(threads=1, epochs=1, method="none"), tmp_path / "run")
     page, _ = write([tmp_path / "run"], tmp_path / "page.html")
     assert "Proved: of 355 test images" in page
