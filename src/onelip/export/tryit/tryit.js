@@ -23,7 +23,7 @@ function show(canvas, image) {
     for (let c = 0; c < 3; c++) content.data[4 * p + c] = image[(channels === 1 ? 0 : c) * plane + p];
     content.data[4 * p + 3] = 255;
   }
-  canvas.getContext("2d").putImageData(content, 0, 0);
+  canvas.getContext("2d", { willReadFrequently: true }).putImageData(content, 0, 0);
 }
 
 // The largest radius and its pixel budget. The sound radius is made smaller by a factor 1 - 2^-48: more than the
