@@ -61,7 +61,7 @@ def write_certificate(
 
     Args:
         path: path of the new file; the paths in it are relative to its directory.
-        certification: the result of `certify` for these images in the sound mode, with `proof="exact"`.
+        certification: the result of `certify` for these images in the sound mode, with `exact=True`.
         images: the certified images.
         files: weights and config; the weights in the file must be those of the proof.
         source: origin of the images, as a note for readers.
@@ -114,7 +114,7 @@ def make_certificate(
     if certification.mode != "sound" or proof is None or proof.kind != "exact":
         kind = None if proof is None else proof.kind
         raise ProofError(
-            f"expected a certification in the sound mode with proof='exact', got mode {certification.mode!r} with "
+            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} with "
             f"proof {kind!r}: a file holds exact fractions only; certify again"
         )
     found = images_hash(images)
