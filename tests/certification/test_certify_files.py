@@ -89,7 +89,7 @@ def test_a_certificate_needs_an_exact_sound_proof(everything, tmp_path):
     folder, model, found, images = everything
     files = WeightFile(folder / "plain.safetensors")
     ordinary = certify(model, images, mode="real-arithmetic", proof=found.proof)
-    with pytest.raises(ProofError, match="sound mode with proof='exact'"):
+    with pytest.raises(ProofError, match="sound mode with exact=True"):
         write_certificate(tmp_path / "cert.json", ordinary, images, files, source="")
     with pytest.raises(ProofError, match="images that were certified"):
         write_certificate(tmp_path / "cert.json", found, images[:3], files, source="")

@@ -198,7 +198,7 @@ def _run(
             if logits.dim() != 2 or logits.shape[0] != len(batch) or logits.shape[1] < 2:
                 raise ProofError(
                     f"expected logits (images, classes) of two classes or more, got the shape {tuple(logits.shape)} "
-                    f"for {len(batch)} images"
+                    f"for {len(batch)} images; certify a classifier, or use onelip.audit"
                 )
             check(batch, logits)
             parts.append(logits)
@@ -261,7 +261,10 @@ def _check_labels(labels: Tensor | None, count: int) -> None:
     if labels is None:
         return
     if labels.dtype not in (torch.int64, torch.int32) or labels.shape != (count,):
-        raise ValueError(f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(
+            f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}; "
+            "pass one class index for each image"
+        )
 
 
 def _check_range(labels: Tensor | None, classes: int) -> None:

@@ -135,7 +135,9 @@ def prove_baked(
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise ValueError(f"expected the shape of one image (channels, height, width), got {shape!r}")
+        raise ValueError(
+            f"expected the shape of one image (channels, height, width), got {shape!r}; leave out the batch axis"
+        )
     return tuple(shape)
 
 
@@ -185,7 +187,10 @@ def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
         CannotTrace: if the model has no fixed graph now.
     """
     if proof.program.input_shape != shape:
-        raise ProofError(f"expected images of the proof's shape {proof.program.input_shape}, got {shape}")
+        raise ProofError(
+            f"expected images of the proof's shape {proof.program.input_shape}, got {shape}; "
+            "prove the model for this shape"
+        )
     if (changed := first_difference(proof.program, program_of(plain, shape))) is not None:
         raise ProofError(
             f"expected the program that was proved, got a model that is another one now: {changed}; prove it again"

@@ -125,7 +125,9 @@ def check_images_and_labels(images: Tensor, labels: Tensor, what: str) -> None:
     if 0 in images.shape:
         raise DataError(f"{what}: expected at least one image of at least one pixel, got shape {tuple(images.shape)}")
     if labels.dtype != torch.int64 or labels.dim() != 1:
-        raise DataError(f"{what}: expected int64 labels (N), got {labels.dtype} {tuple(labels.shape)}")
+        raise DataError(
+            f"{what}: expected int64 labels (N), got {labels.dtype} {tuple(labels.shape)}; use labels.long()"
+        )
     if len(labels) != len(images):
         raise DataError(f"{what}: expected one label for each image, got {len(images)} images, {len(labels)} labels")
 
@@ -171,7 +173,10 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
     for label in np.unique(classes):
         members = order[classes[order] == label]
         if len(members) < 2:
-            raise DataError(f"expected at least two images of each class to split them, got one of class {label}")
+            raise DataError(
+                f"expected at least two images of each class to split them, got one of class {label}; "
+                "remove the class, or add images"
+            )
         held.append(members[: min(max(round(fraction * len(members)), 1), len(members) - 1)])
     mask = np.zeros(len(classes), dtype=bool)
     mask[np.concatenate(held)] = True
