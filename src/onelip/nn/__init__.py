@@ -18,6 +18,7 @@ from onelip.nn.centering import BatchCentering, LayerCentering
 from onelip.nn.channels import FirstChannels, PadChannels
 from onelip.nn.groupsort import GroupSort
 from onelip.nn.householder import Householder
+from onelip.nn.lapped import lapped_patches
 from onelip.nn.maxmin import MaxMin
 from onelip.nn.n_activation import NActivation
 from onelip.nn.normalize import Normalize
@@ -66,4 +67,5 @@ __all__ = [
     "PadChannels",
     "UnknownLipschitzConstant",
     "init",
+    "lapped_patches",
 ]

@@ -151,13 +151,16 @@ class LipschitzMuon(Optimizer):
         state["step"] = state.get("step", 0) + 1
         low = self._products(parameter.P, group["products"])
         P, D = parameter.to_kernel(parameter.P), parameter.to_kernel(direction)
+        D = D.to(low or D.dtype)
         if group["tangent"] and parameter.is_tall:
             D = to_tangent(P, D, dtype=low)
         if group["orthogonalize"]:
             D = orthogonalized(D, group["orthogonalize"], dtype=low)
-        P = P * (1 - group["lr"] * group["weight_decay"]) - group["lr"] * D
+        if group["weight_decay"]:
+            P = P * (1 - group["lr"] * group["weight_decay"])
+        P = torch.add(P, D, alpha=-group["lr"])
         if group["retraction"] is not None and state["step"] % group["every"] == 0:
-            P = retract(P, group["retraction"])
+            P = retract(P, group["retraction"], dtype=low)
         parameter.set_kernel(P)
 
     def _products(self, P: Tensor, products: Products) -> torch.dtype | None:
