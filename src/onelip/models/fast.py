@@ -21,6 +21,7 @@ def fast(
     widths: Sequence[int],
     depths: Sequence[int],
     patch: int | None = None,
+    overlap: int = 0,
     centred: bool = True,
     method: str | None = "aol",
     method_options: Mapping[str, Any] | None = None,
@@ -47,6 +48,7 @@ def fast(
         widths: channels of each stage, even; the last is that of the fully connected layers.
         depths: layers of each stage.
         patch: side of a patch. Default: 4 for images of at least 16 x 16, else 2.
+        overlap: pixels that neighbouring patches share (`onelip.nn.lapped_patches`): even, at most `patch`.
         centred: centre the channels before each activation.
         method: name of the method of all layers; None for plain ones.
         method_options: keyword arguments of the method; `side` is "auto" for AOL.
@@ -65,7 +67,11 @@ def fast(
     stage, factor = 0, patch
     while stage == 0 or max(net.size) > 2:
         width, depth = stages[min(stage, len(stages) - 2)]
-        net.downsample(width, factor)
+        if stage == 0 and overlap:
+            net.lapped_patches(factor, overlap)
+            net.conv(width, 1)
+        else:
+            net.downsample(width, factor)
         for _ in range(depth - 1):
             net.conv(width, 1)
         stage, factor = stage + 1, 2
