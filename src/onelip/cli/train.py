@@ -16,7 +16,8 @@ from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, parse, unset
 from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget
+from onelip.data.registry import known_name
+from onelip.training.recipe import OWN_BUDGET, Recipe, parse_seconds, preset, preset_for, recipe_for_budget
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -24,9 +25,10 @@ from onelip.training.run_directory import RunDirectory, read_config
 class Train:
     """Train a 1-Lipschitz network.
 
-    Without options, it trains on the handwritten digits in the package, in about a minute. With --data, it uses the
-    recipe of the paper; with --budget, the network and options that give most in that time. The defaults below are
-    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
+    Without options, it trains on the handwritten digits in the package, in about a minute. With --data FOLDER, your own
+    images, it takes a network sized to them, for ten minutes. With --data NAME, it uses the recipe of the paper; with
+    --budget, the network and options that give most in that time. The defaults below are those of the preset or budget.
+    Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
     methods of your own: --import MODULE, which registers them; the run remembers it.
     """
 
@@ -39,7 +41,7 @@ class Train:
     """Recipe to start from: paper, short (5 epochs of AOL-Small by SGD) or digits."""
     budget: Annotated[str | None, unset("TIME")] = None
     """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
-    of epochs from the speed of the first steps. Other options take precedence."""
+    of epochs from the speed of the first steps. Other options take precedence. Default for your own images: 10m."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. The run remembers it."""
     save_minutes: float = 10.0
@@ -54,7 +56,7 @@ class Train:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    command = parse(Train, "train", arguments, Train(_starting_recipe(arguments)))
+    command = parse(Train, "train", arguments, _defaults(arguments))
     if command.resume is not None:
         _check_resume(command)
     if ":" in command.recipe.loss:
@@ -113,32 +115,39 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _starting_recipe(arguments: Sequence[str]) -> Recipe:
-    """The recipe that the options change: that of the run to resume, of the named preset, or of the data's preset."""
+def _defaults(arguments: Sequence[str]) -> Train:
+    """What the options change: the recipe of the run to resume, of the named preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--resume", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
-        return preset("digits")  # tyro will report the error
+        return Train(preset("digits"))  # tyro will report the error
     if known.resume:
         if known.preset or known.budget:
             given = "--preset" if known.preset else "--budget"
             raise RecipeError(f"--resume and {given} exclude each other: a run keeps its recipe")
-        return read_config(RunDirectory(known.resume)).recipe
+        return Train(read_config(RunDirectory(known.resume)).recipe)
+    budget = None
     if known.budget:
         if known.preset or known.epochs:
             given = "--preset" if known.preset else "--epochs"
             raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
-        starting = recipe_for_budget(parse_seconds(known.budget)).replace(data=known.data or "digits")
+        budget = known.budget
+    elif known.data and not known.preset and known_name(known.data) is None:
+        budget = OWN_BUDGET
+    if budget is not None:
+        starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
     else:
         starting = preset(known.preset or preset_for(known.data))
+    if known.epochs:
+        budget = None
     if known.method is None:
-        return starting
+        return Train(starting, budget=budget)
     from onelip.training.objective import with_method
 
-    return with_method(starting, known.method)
+    return Train(with_method(starting, known.method), budget=budget)
 
 
 def _check_resume(command: Train) -> None:

@@ -185,7 +185,7 @@ class LoadedRun:
             images: a tensor (N, C, H, W), uint8 or floats in [0, 1]; or one or several paths: image files, folders of
                 image files, glob patterns, .npz files with the uint8 array `images`.
             resize: resize files of another image size instead of raising an error. The radius is then for the resized
-                image.
+                image. A run that resized its own images (`--image-size`) always does this.
             skip_bad: skip unusable files instead of raising an error; `Predictions.skipped` lists them.
             mode: "sound" includes all rounding errors, "real-arithmetic" does not. None takes "sound" if it can be
                 proved; `Predictions.mode` is the mode that was taken.
@@ -208,6 +208,7 @@ class LoadedRun:
         """
         named: dict[str, Any] = {}
         if not isinstance(images, Tensor):
+            resize = resize or self.config.recipe.resize_to is not None
             new = load_images(images, self.config.shape, resize=resize, skip_bad=skip_bad)
             images, named = new.images, {"names": new.names, "changes": new.changes, "skipped": new.skipped}
         elif images.shape[1:] != self.config.shape:

@@ -30,6 +30,7 @@ LATER_FIELDS = (
     "optimizer_options",
     "epoch_part",
     "evaluate_every",
+    "image_size",
 )
 
 
@@ -39,6 +40,9 @@ class Recipe:
 
     data: str = "cifar10"
     """Name of a data set (see onelip data), or a path: .npz, folder with one subfolder per class, official files."""
+    image_size: str = "original"
+    """Resize all images on loading to N (a square) or HEIGHTxWIDTH pixels, such as 64 or 48x64, without keeping their
+    aspect ratio; "original" keeps their size. The run remembers it."""
     model: str = "aol-small"
     """Name of an architecture; see onelip models."""
     method: str = "default"
@@ -147,6 +151,10 @@ class Recipe:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")
         if self.optimizer != "sgd" and self.momentum == 1:
             raise RecipeError(f"expected momentum below 1 for {self.optimizer}, got 1")
+        if self.image_size != "original" and self.resize_to is None:
+            raise RecipeError(
+                f'expected image_size to be "original", N or HEIGHTxWIDTH, such as 64 or 48x64, got {self.image_size!r}'
+            )
         if not math.isfinite(self.offset):
             raise RecipeError(f"expected a finite offset, got {self.offset!r}")
         if not 0 <= self.validation < 1:
@@ -161,6 +169,19 @@ class Recipe:
             for option in getattr(self, name):
                 if not option.partition("=")[0].isidentifier() or "=" not in option:
                     raise RecipeError(f"expected {name} as key=value, got {option!r}; for example width=8")
+
+    @property
+    def resize_to(self) -> tuple[int, int] | None:
+        """(height, width) that images are resized to; None to keep their size.
+
+        Examples:
+            >>> Recipe(image_size="48x64").resize_to
+            (48, 64)
+        """
+        if not (found := re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", self.image_size)):
+            return None
+        height, width = found.groups()
+        return int(height), int(width or height)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values."""
@@ -379,6 +400,9 @@ def preset(name: str) -> Recipe:
     if name not in PRESETS:
         raise RecipeError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
     return PRESETS[name]
+
+
+OWN_BUDGET = "10m"  # of runs on images of your own, unless a preset, epochs or a budget are given
 
 
 def preset_for(data: str | None) -> str:

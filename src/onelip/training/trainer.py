@@ -27,8 +27,10 @@ from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
+from onelip.training.memory import require_memory
 from onelip.training.optimizer import learning_rate
-from onelip.training.recipe import Recipe, format_seconds
+from onelip.training.plan import describe_run
+from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
     RunDirectory,
@@ -108,10 +110,9 @@ def train(
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             if budget is not None:
                 recipe = fit_to_budget(recipe, budget, data, process)
-                shown.print(
-                    f"{format_seconds(budget)}: {recipe.model}, batch size {recipe.batch_size}, {recipe.optimizer} "
-                    f"with learning rate {recipe.lr:.3g}, {recipe.epochs * recipe.epoch_part:.3g} passes over the data"
-                )
+            memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
+            if shown.console is not None and not resume:
+                shown.block(describe_run(recipe, data, process, memory, budget))
             process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             trainer = None
             try:
@@ -389,7 +390,7 @@ class Trainer:
 
 def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:
     try:
-        return load_data(recipe.data, root)
+        return load_data(recipe.data, root, image_size=recipe.resize_to)
     except DataNotFound as error:
         if not resume:
             raise
