@@ -19,7 +19,7 @@ class Outcome:
 
     Attributes:
         verdict: "invalid" (torch itself refuses it: not counted), "refused", "unproved", or "proved"; for a forgery
-            "rejected" or "accepted".
+            "rejected" or "accepted"; "unmeasured" where no oracle could be run.
         label: what the table counts it under.
         claims: number of proved statements that were compared with an oracle.
         tightness: measured over proved, of each claim that has a number.

@@ -382,3 +382,38 @@ def test_wrong_constants_by_construction_raise(monkeypatch):
     monkeypatch.setattr(type(found), "constant_in", lambda self, dtype: 0.2)
     with pytest.raises(UnsoundBound, match="Conv2d"):
         onelip.summary(nn.Sequential(layer))
+
+
+class Claiming(LipschitzModule):
+    """States constant 1, whatever its function is."""
+
+    proved_constant = 1.0
+
+    def __init__(self, function, width=None):
+        super().__init__()
+        self.function = function
+        if width:
+            self.register_buffer("shift", torch.zeros(width))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "width"),
+    [
+        (lambda _, x: torch.where(x > 0, x, 1.01 * x), None),
+        (lambda self, x: 1.01 * (x + self.shift[:, None, None]), 7),  # images with seven channels only
+        (lambda _, x: 2 * F.avg_pool3d(x, 2) * 2**1.5, None),
+    ],
+)
+def test_summary_refutes_what_a_module_states(function, width):
+    with pytest.raises(UnsoundBound):
+        onelip.summary(nn.Sequential(nn.ReLU(), Claiming(function, width)))
+
+
+def test_summary_leaves_out_a_module_that_accepts_no_usual_shape():
+    def only_13(self, x):
+        return x.reshape(len(x), 13, 17)
+
+    assert onelip.summary(nn.Sequential(Claiming(only_13))).constant == 1

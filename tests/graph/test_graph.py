@@ -149,6 +149,30 @@ def test_another_program_for_other_batches(forward, words):
         trace(module_of(forward), torch.rand(1, 3))
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: x * (2 if len(x) > 8 else 1),
+        lambda self, x: x * (2 if len(x) > 999 else 1),
+        lambda self, x: x * (2 if x.shape[0] == 100 else 1),
+        lambda self, x: x * (2 if x.size(0) % 7 == 0 else 1),
+        lambda self, x: x * (2 if x.numel() > 1e6 else 1),
+        lambda self, x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(8))]),
+        lambda self, x: torch.cat([part * (i + 1) for i, part in enumerate(torch.split(x, 8))]),
+    ],
+)
+def test_branches_at_lengths_that_were_not_traced(forward):
+    with pytest.raises(CannotTrace, match="every number of samples"):
+        trace(module_of(forward), torch.rand(1, 3))
+
+
+@pytest.mark.parametrize(
+    "forward", [lambda self, x: x.view(x.shape[0], -1), lambda self, x: x.chunk(3, 1)[0] * x.shape[1]]
+)
+def test_sizes_may_be_read(forward):
+    assert trace(module_of(forward), torch.rand(1, 3)).batch == 2
+
+
 def test_what_follows_the_batch_by_itself_is_no_other_program():
     def forward(self, x):
         x = torch.cat([self.token.expand(len(x), 1, 3), x.view(len(x), 1, 3), torch.zeros(len(x), 1, 3)], 1)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.bake import bake
+from onelip.core.bake import bake, copy_model
 from onelip.core.errors import NonFiniteWeight, UnsoundBound, UnsupportedLayer
 from onelip.core.lipschitz_module import is_changed
 
@@ -367,6 +367,43 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
         raise UnsupportedLayer(f"the layer does not run on inputs of size {tuple(shape[1:])}: {error}") from error
     step = Claim(type(module).__name__, (0,), layer, constant, constant)
     falsify(Claims([Claim("the input", (), nn.Identity(), 1.0), step]), start, steps=4)
+
+
+def falsify_module(module: nn.Module, constant: float) -> None:
+    """Try to refute a constant of a module whose input shape is not known, in eval mode.
+
+    It is measured on the first of some usual shapes that it accepts, with channels as in its own tensors, else 60 or
+    64. A module that accepts none of them is left out.
+
+    Args:
+        module: from one tensor to one tensor, with the batch as the first axis.
+        constant: what is claimed.
+
+    Raises:
+        UnsoundBound: if a measured ratio is above it.
+
+    Examples:
+        >>> falsify_module(nn.LeakyReLU(3.0), 2.9)
+        Traceback (most recent call last):
+        onelip.core.errors.UnsoundBound: ...
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_meta for tensor in tensors):
+        return
+    copy: Any = copy_model(module).cpu().double().eval().requires_grad_(False)
+    own = dict.fromkeys(n for tensor in tensors for n in tensor.shape[:2])
+    for image in ((), (12, 12), (12,), (6, 6, 6)):
+        for channels in (*own, 60, 64):
+            points = example_points(torch.full((1, channels, *image), 0.5), 4)
+            try:
+                with torch.no_grad():
+                    fits = isinstance(y := copy(points), Tensor) and len(y) == len(points)
+            except Exception:  # of any class: another shape, or none
+                continue
+            if fits and y.is_floating_point() and y.numel():
+                step = Claim(type(module).__name__, (0,), copy, constant, constant)
+                falsify(Claims([Claim("the input", (), nn.Identity(), 1.0), step], 2), points)
+                return
 
 
 def _size(layer: Any, taps: Sequence[int], size: int | Sequence[int] | None) -> tuple[int, ...]:

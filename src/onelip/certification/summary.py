@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onelip.bounds.falsify import falsify_layer
+from onelip.bounds.falsify import falsify_layer, falsify_module
 from onelip.core.bound import Bound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
@@ -73,8 +73,10 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """Summarise the Lipschitz constant that each module has by construction.
 
-    Only modules are evaluated, not what a `forward` of your own does with them. The constants of linear layers are
-    compared with measured ratios of their weights.
+    Only modules are evaluated, not what a `forward` of your own does with them. Every constant is compared with ratios
+    that are measured on copies of the module: of linear layers with their weights, of others on the first of some usual
+    shapes that they accept. A module of your own that accepts none of these is not measured; `onelip.audit` runs it on
+    your images.
 
     Raises:
         UnsoundBound: if a measurement contradicts a constant: a mistake in the library.
@@ -111,12 +113,16 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
 
 
 def _tested(module: nn.Module) -> Bound:
-    """What is known of a module; the constant of a linear layer only if no measurement contradicts it."""
+    """What is known of a module; a constant only if no measurement contradicts it."""
     known = bound_module(module)
-    if known.constant is not None and isinstance(module, LINEAR_LAYERS):
+    if known.constant is None:
+        return known
+    if isinstance(module, LINEAR_LAYERS):
         # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
         rounding = 1 + 16 * torch.finfo(original_of(module).dtype).eps
         falsify_layer(module, known.constant * rounding)
+    else:
+        falsify_module(module, known.constant)
     return known
 
 

@@ -121,13 +121,19 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
     def shape_of(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
         # On true numbers: a layer that states its constant may look at values as it likes.
         with unset_fake_temporarily(), torch.no_grad():
-            sample = torch.randn(tuple(x.shape), generator=torch.Generator().manual_seed(0)).to(x.device, x.dtype)
+            n = min(4, x.shape[0]) if isinstance(x.shape[0], int) else 2
+            size = (n, *map(int, x.shape[1:]))
+            sample = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(x.device, x.dtype)
             before = sample.clone()
             y = compute(sample, [], number)
             if not torch.equal(before, sample):
                 kind = type(_LEAVES.get()[number]).__name__
                 raise Refused(f"expected {kind} to leave its input alone, got one that writes into it")
-        return x.new_empty(tuple(y.shape), dtype=y.dtype)
+        if y.shape[:1] != (n,) and n != x.shape[0]:
+            kind = type(_LEAVES.get()[number]).__name__
+            raise Refused(f"expected {kind} to keep the batch as the first axis, got {tuple(y.shape)} of {n} samples")
+        first = (x.shape[0],) if y.shape[:1] == (n,) else y.shape[:1]
+        return x.new_empty((*first, *y.shape[1:]), dtype=y.dtype)
 
     types = {"x": Tensor, "tensors": list[Tensor], "number": int, "return": Tensor}
     compute.__annotations__, shape_of.__annotations__ = types, types

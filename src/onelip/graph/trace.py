@@ -9,7 +9,9 @@ stay single calls, see Note [Leaves] in _leaves.py.
 Note [Batch]
     A bound is about one sample. So the trace uses two samples, whatever the length of the example, and a rule holds
     for a call only if axis 0 is the batch before and after it. A second trace, of four samples, must give the same
-    program: see calls.py.
+    program: see calls.py. Where the forward reads sizes, a third trace has an unknown number of samples, of which the
+    program may ask nothing: see _lengths.py. torch has no such trace of a forward that uses `len(x)`, which is a plain
+    number. Then traces of 17 and of 1000 samples must be the same.
 
 Note [Calls]
     A bound must hold every time the model is run. So the model is run between the two traces, with batches of several
@@ -38,6 +40,7 @@ from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
 from onelip.graph._constants import in_real_arithmetic
 from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
+from onelip.graph._lengths import Sizes, conditions_on_length
 from onelip.graph._masks import PLACES, Masks
 from onelip.graph.calls import Call, Graph, Ref, first_difference
 
@@ -81,28 +84,44 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
         program = _export(_running_copy(model, leaves, paths), batch, model, paths)
         return _Reader(program, leaves, paths, tuple(batch.shape)).read()
 
-    used = copy.deepcopy(plain)
+    used, sizes = copy.deepcopy(plain), Sizes()
     with torch.no_grad(), leaves_are(leaves):
         try:
             first = read(plain, example[:2])
         except CannotTrace:
-            _run_in_turn(used, example, paths)  # which may know a better reason
+            _run_in_turn(used, example, paths, sizes)  # which may know a better reason
             raise
         state.restore()  # tensors without values may lie in what is shared
-        draws = _run_in_turn(used, example, paths)
+        draws = _run_in_turn(used, example, paths, sizes)
         again = read(used, example)
-    if (changed := first_difference(first, again)) is not None:
-        raise CannotTrace(
-            "expected the same program at every call and for every number of samples, got another one for four "
-            f"samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep the forward "
-            "from working with the length of the batch, and from changing what it reads"
-        )
+        _check_same(first, again)
+        if sizes.is_read:
+            with torch.inference_mode(False), _quietly():
+                conditions = conditions_on_length(_running_copy(used, leaves, paths), example)
+            if conditions is None:
+                for n in (17, 1000):
+                    # Memory that is never touched: torch.export reads no numbers.
+                    _check_same(first, read(used, example.new_empty(n, *example.shape[1:])))
+            elif conditions:
+                raise CannotTrace(
+                    "expected the same program for every number of samples, got one that branches on it, and was "
+                    f"traced where {conditions[0]}; keep the forward from working with the length of the batch"
+                )
     if draws and not any(_is_random(_target(call)) for call in first.calls):
         raise CannotTrace(
             "expected a model that is the same function at every call, got one that draws random numbers of torch in "
             "eval mode, and its graph does not show where; leave them out"
         )
     return first
+
+
+def _check_same(one: Graph, other: Graph) -> None:
+    if (changed := first_difference(one, other)) is not None:
+        raise CannotTrace(
+            "expected the same program at every call and for every number of samples, got another one for "
+            f"{other.batch} samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep "
+            "the forward from working with the length of the batch, and from changing what it reads"
+        )
 
 
 def check_model(model: object) -> None:
@@ -194,8 +213,12 @@ def _is_functional(program: torch.export.ExportedProgram) -> bool:
     )
 
 
-def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
+def _run_in_turn(
+    model: nn.Module, example: Tensor, leaves: list[str], first: contextlib.AbstractContextManager
+) -> bool:
     """Run a model several times, as different callers would; whether it draws random numbers of torch. Note [Calls].
+
+    The first run is inside the given context.
 
     Raises:
         ChangingModel: if a call changes what the model holds, the first one excepted.
@@ -206,7 +229,7 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> bool:
     calls = [torch.rand((n, *example.shape[1:]), generator=generator).to(example) for n in (2, 3, 1)]
     with torch.inference_mode(False), _quietly():
         try:
-            with torch.no_grad():
+            with torch.no_grad(), first:
                 model(example[:2].clone())
         except TypeError:  # a missing argument: the export reports it
             return False
