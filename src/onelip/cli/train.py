@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -48,8 +48,8 @@ class Train:
     """Minutes between checkpoints, in addition to one after each epoch; 0 to switch off."""
     save_steps: int = 0
     """Steps between checkpoints; 0 to switch off."""
-    tensorboard: Flag = False
-    """Also write a log for TensorBoard. Needs pip install 'onelip[tensorboard]'."""
+    log: tuple[Literal["csv", "tensorboard", "wandb", "trackio"], ...] = ()
+    """Logs besides log.jsonl. csv writes log.csv; the others need pip install 'onelip[NAME]'."""
     json: Flag = False
     """Print the results as JSON; everything else goes to standard error."""
 
@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
                 budget=None if command.budget is None else parse_seconds(command.budget),
                 data_root=command.data_root,
                 display=display,
-                tensorboard=command.tensorboard,
+                log=command.log,
                 save_minutes=command.save_minutes,
                 save_steps=command.save_steps,
                 stop=stop,
@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
 def _defaults(arguments: Sequence[str]) -> Train:
     """What the options change: the recipe of the run to resume, of the named preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--preset", "--data", "--method", "--budget", "--epochs"):
+    for flag in ("--resume", "--start-from", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
@@ -127,27 +127,36 @@ def _defaults(arguments: Sequence[str]) -> Train:
     if known.resume:
         if known.preset or known.budget:
             given = "--preset" if known.preset else "--budget"
-            raise RecipeError(f"--resume and {given} exclude each other: a run keeps its recipe")
+            raise RecipeError(
+                f"--resume and {given} exclude each other: a run keeps its recipe; to train it further: --start-from "
+                f"{known.resume}"
+            )
         return Train(read_config(RunDirectory(known.resume)).recipe)
+    if known.start_from and known.preset:
+        raise RecipeError("--start-from and --preset exclude each other: the new run has the recipe of the first one")
     budget = None
     if known.budget:
         if known.preset or known.epochs:
             given = "--preset" if known.preset else "--epochs"
             raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
         budget = known.budget
-    elif known.data and not known.preset and known_name(known.data) is None:
+    elif known.data and not known.preset and not known.start_from and known_name(known.data) is None:
         budget = OWN_BUDGET
-    if budget is not None:
+    root = None
+    if known.start_from:
+        kept = read_config(RunDirectory(Path(known.start_from).expanduser()))
+        starting, root = kept.recipe, None if kept.data_root is None else Path(kept.data_root)
+    elif budget is not None:
         starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
     else:
         starting = preset(known.preset or preset_for(known.data))
     if known.epochs:
         budget = None
     if known.method is None:
-        return Train(starting, budget=budget)
+        return Train(starting, budget=budget, data_root=root)
     from onelip.training.objective import with_method
 
-    return Train(with_method(starting, known.method), budget=budget)
+    return Train(with_method(starting, known.method), budget=budget, data_root=root)
 
 
 def _check_resume(command: Train) -> None:

@@ -57,14 +57,14 @@ def step_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], f
     with torch.device("meta"):
         parameters = list(build_model(recipe, num_classes, shape).parameters())
     stored = sum(p.numel() * p.element_size() for p in parameters)
-    fixed = stored * (2 + _STATES[recipe.optimizer])
+    fixed = stored * (2 + _STATES[recipe.optimizer] + bool(recipe.ema))
     count = sum(p.numel() for p in parameters)
     if fixed > free:
         return StepMemory(count, fixed, 0)
     model = trial_model(recipe, num_classes, shape)
     two, four = (_saved_bytes(model, torch.zeros(images, *shape)) for images in (2, 4))
     each = max(0, four - two) / 2
-    return StepMemory(count, fixed, round(two + each * (recipe.batch_size - 2)))
+    return StepMemory(count, fixed, round(two + each * (-(-recipe.batch_size // recipe.accumulate) - 2)))
 
 
 def _saved_bytes(model: nn.Module, images: Tensor) -> int:
@@ -133,7 +133,7 @@ def require_memory(
         return need, free
     advice = []
     if need.fixed < free and (batch_size := int((free - need.fixed) / max(need.saved, 1) * recipe.batch_size * 0.6)):
-        advice.append(f"--batch-size {batch_size}")
+        advice.append(f"--batch-size {batch_size}, --accumulate {-(-recipe.batch_size // batch_size)}")
     if need.fixed > free / 4 and not recipe.model.startswith("aol-fast"):
         advice.append("--budget 10m, which takes a network sized to the images")
     if max(shape[1:]) > 64:
