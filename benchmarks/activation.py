@@ -6,7 +6,7 @@ import torch
 from _harness import interleaved, publish
 from torch import Tensor
 
-from onelip.nn.maxmin import maxmin
+from onelip.nn.activations import maxmin
 
 
 def halves(x: Tensor) -> Tensor:

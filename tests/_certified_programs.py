@@ -19,7 +19,7 @@ from onelip.nn import (
     MaxMin,
     PadChannels,
 )
-from onelip.nn.normalize import Normalize
+from onelip.nn.channels import Normalize
 
 
 def states_of(program):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds import bound_layer, exact_bound_layer, padding_factor
-from onelip.bounds.padding import geometry_without_copies
+from onelip.bounds.linear import geometry_without_copies
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import geometry_of
 from onelip.testing import exact_norm

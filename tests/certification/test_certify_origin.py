@@ -7,8 +7,7 @@ import pytest
 import torch
 from _runs import SMALL_FLAGS, call
 
-from onelip.certification.certificate import digest
-from onelip.certification.origin import find_images
+from onelip.certification.certificate import digest, find_images
 from onelip.cli import main
 from onelip.core.errors import ProofError
 from onelip.core.images import images_hash

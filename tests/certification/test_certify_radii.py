@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from onelip.certification import certify, prove
-from onelip.certification.head import Head
 from onelip.certification.margins import real_radii
-from onelip.certification.radius import certified_radii, pixel_distance
+from onelip.certification.radius import Head, certified_radii, pixel_distance
 from onelip.nn import MaxMin
 
 

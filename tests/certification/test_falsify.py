@@ -12,7 +12,7 @@ import onelip
 from onelip.bounds import linear as layer_bounds
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification import proof as proofs
-from onelip.certification.head import make_head
+from onelip.certification.radius import make_head
 from onelip.core.errors import CannotTrace, ProofError, UnsoundBound
 from onelip.graph import step as _step
 from onelip.graph.reference import Reference, claims_of

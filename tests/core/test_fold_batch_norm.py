@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import onelip
-from onelip.certification.certificate import WeightFile, write_certificate
-from onelip.certification.origin import check_network
+from onelip.certification.certificate import WeightFile, check_network, write_certificate
 from onelip.checker import Rejected, check as check_file
 from onelip.core.batch_norm import Folded
 from onelip.export import export_onnx, save_plain

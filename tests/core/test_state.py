@@ -287,7 +287,7 @@ class Begins(nn.Module):
 
 
 def test_the_first_call_is_a_call():
-    with pytest.raises(CannotTrace, match="another one for four samples than for two before"):
+    with pytest.raises(CannotTrace, match="another one for 4 samples than for two before"):
         trace(Begins(), torch.rand(2, 3))
 
 
@@ -570,3 +570,49 @@ def test_bounds_in_training_mode_change_nothing(method, layer):
         assert onelip.bounds.bound_layer(model[0]).value == onelip.bounds.bound_layer(plain[0]).value
     assert all(module.training for module in model.modules())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+class WritesOnce(nn.Module):
+    """Doubles its weight in the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(40, 40)
+        self.is_used = False
+
+    def forward(self, x):
+        if not self.is_used and not torch.compiler.is_compiling():
+            self.is_used = True
+            self.layer.weight.data.mul_(2)
+        return self.layer(x)
+
+
+def test_parameters_that_the_first_call_writes():
+    model = WritesOnce().double().eval()
+    before = model.layer.weight.detach().clone()
+    with pytest.raises(CannotTrace):
+        onelip.prove(model, (40,))
+    with pytest.raises(CannotTrace):
+        trace(model, torch.zeros(2, 40, dtype=torch.float64), is_own=True)
+    assert torch.equal(model.layer.weight, before)
+    assert model.is_used is False
+
+
+def test_equal_tensors_are_copied_once():
+    model = nn.Linear(64, 64)
+    other = copy.deepcopy(model)
+    with unchanged(model) as outer:
+        inner, later = State(other), State(model)
+        kept = [state._read[id(part.weight)].parts.fixed.values.data_ptr() for state, part in
+                ((outer, model), (inner, other), (later, model))]  # fmt: skip
+        assert len(set(kept)) == 1
+        with torch.no_grad():
+            model.weight[0, 0] += 1
+            other.weight[1, 1] = -other.weight[1, 1]
+        assert (outer.difference(), later.difference()) == ("'weight'", "'weight'")
+        assert inner.difference() == "'weight'"
+        changed = State(model)
+        assert changed.difference() is None
+        inner.restore()
+    assert changed.difference() == "'weight'"
+    assert torch.equal(model.weight, other.weight)

@@ -25,7 +25,7 @@ class Residual(nn.Module):
         self.head = onelip.nn.AOLLinear(4, 3, side="auto")
 
     def forward(self, x):
-        y = (x + onelip.nn.maxmin.maxmin(self.conv(x))) / 2
+        y = (x + onelip.nn.activations.maxmin(self.conv(x))) / 2
         return self.head(torch.cat([y.mean((2, 3)), y.amax((2, 3))], 1))
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.core.lipschitz_module import Bound
 from onelip.graph.modules import bound_chain, bound_module, links
 
 
@@ -44,9 +45,8 @@ class Stating(onelip.nn.LipschitzModule):
     def forward(self, x):
         return x
 
-    @property
-    def lipschitz_constant(self):
-        return self.constant
+    def bound(self):
+        return Bound(self.constant, "")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.nn.absolute import Abs
-from onelip.nn.groupsort import GroupSort, groupsort
-from onelip.nn.householder import Householder
-from onelip.nn.maxmin import MaxMin, maxmin
-from onelip.nn.n_activation import NActivation
+from onelip.nn.activations import Abs, GroupSort, Householder, MaxMin, NActivation, groupsort, maxmin
 
 CHANNELS = 12
 

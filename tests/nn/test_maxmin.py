@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
-from onelip.nn import maxmin as module
-from onelip.nn.maxmin import MaxMin, maxmin
+from onelip.nn import activations as module
+from onelip.nn.activations import MaxMin, maxmin
 
 
 def reference(x: Tensor, dim: int) -> Tensor:

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import onelip
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.rounding import multiply_up, root_at_most
-from onelip.graph.modules import constant_of
+from onelip.graph.modules import bound_chain, links
 from onelip.nn import pooling
-from onelip.nn.centering import BatchCentering, LayerCentering
-from onelip.nn.channels import FirstChannels, PadChannels
-from onelip.nn.maxmin import MaxMin
+from onelip.nn.activations import MaxMin
+from onelip.nn.channels import BatchCentering, FirstChannels, LayerCentering, PadChannels
 from onelip.nn.residual import ConvexResidual
 
 CONCATENATION = (pooling.ConcatenationPool1d, pooling.ConcatenationPool2d, pooling.ConcatenationPool3d)
@@ -217,9 +215,8 @@ class Twice(LipschitzModule):
         super().__init__()
         self.factor = factor
 
-    @property
-    def lipschitz_constant(self) -> float:
-        return abs(self.factor)
+    def bound(self) -> Bound:
+        return Bound(abs(self.factor), "the factor")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
@@ -263,22 +260,25 @@ def test_residual_errors():
     assert torch.equal(ConvexResidual(Twice(), 1.0, learnable=False)(x + 1), x + 2)
     unknown = ConvexResidual(nn.Linear(4, 4))
     unknown(x)
-    with pytest.raises(UnknownLipschitzConstant, match="got Linear"):
-        _ = unknown.lipschitz_constant
+    assert unknown.lipschitz_constant is None
+    assert unknown.bound().why == "no bound of its branch is known (Linear: free weights: not bounded by construction)"
+    assert LipschitzModule().lipschitz_constant is None
 
 
-def test_constant_of():
-    assert constant_of(nn.Sequential(Twice(3.0), nn.ReLU(), Twice(0.5))) == pytest.approx(1.5)
-    assert constant_of(nn.Sequential()) == 1.0
-    with pytest.raises(UnknownLipschitzConstant, match="got Conv2d"):
-        constant_of(nn.Sequential(MaxMin(), nn.Conv2d(1, 1, 1)))
+def test_constants_of_chains():
+    assert bound_chain(links(nn.Sequential(Twice(3.0), nn.ReLU(), Twice(0.5)))).constant == pytest.approx(1.5)
+    assert bound_chain(links(nn.Sequential())).constant == 1.0
+    found = bound_chain(links(nn.Sequential(MaxMin(), nn.Conv2d(1, 1, 1))))
+    assert found.constant is None
+    assert found.why.startswith("Conv2d: ")
 
     class Loud(nn.Sequential):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
-    with pytest.raises(UnknownLipschitzConstant, match="got Loud"):
-        constant_of(Loud(MaxMin()))
+    found = bound_chain(links(Loud(MaxMin())))
+    assert found.constant is None
+    assert found.why.startswith("Loud: ")
 
 
 @given(st.lists(st.floats(0, 1e3), max_size=6))
@@ -402,7 +402,7 @@ def test_every_public_layer_with_tensors_is_tested_for_device_and_dtype():
     assert takes == set(FACTORIES)
     # All others have no tensors of their own.
     small = {"FirstChannels": (2,), "PadChannels": (2,), **{f"{k}{d}d": (2,) for k in KINDS for d in (1, 2, 3)}}
-    for name in layers - takes - {"LipschitzModule", "UnknownLipschitzConstant"}:
+    for name in layers - takes - {"LipschitzModule", "Bound"}:
         assert not getattr(onelip.nn, name)(*small.get(name, ())).state_dict()
 
 

@@ -9,8 +9,8 @@ from _runs import SMALL
 from torch import nn
 
 import onelip
-from onelip.core.bound import Bound
 from onelip.core.errors import UnsoundBound
+from onelip.core.lipschitz_module import Bound
 from onelip.graph.modules import bound_chain, bound_stored
 from onelip.losses.chain import pair_distances
 from onelip.models.layers import LayerFactory

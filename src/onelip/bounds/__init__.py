@@ -2,8 +2,7 @@
 
 from onelip.bounds.exact import exact_bound
 from onelip.bounds.fast import bound_weight
-from onelip.bounds.linear import bound_layer, exact_bound_layer
-from onelip.bounds.padding import padding_factor
+from onelip.bounds.linear import bound_layer, exact_bound_layer, padding_factor
 from onelip.bounds.witness import ExactBound, ProofFailed, WeightBound, Witness
 from onelip.core.errors import NonFiniteWeight
 

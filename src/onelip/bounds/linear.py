@@ -1,7 +1,17 @@
-"""||J|| <= value for a whole layer of torch: its stored weights, its geometry, and what its padding copies."""
+"""||J|| <= value for a whole layer of torch: its stored weights, its geometry, and what its padding copies.
 
-from collections.abc import Sequence
+Padding by copies of pixels: ||J||^2 <= multiplicity * ||T||^2, where T is the convolution itself. Reflect and replicate
+padding write pixels several times: the padding map P has one 1 in each row, so P^T P is diagonal with the number of
+copies of each pixel, and ||P||^2 is the largest. Circular padding wider than dilation * (kernel_size - 1) computes some
+outputs several times: the layer is the periodic operator with rows repeated, and the same argument holds on the output
+side. Per axis these are maps of their own, so multiplicities multiply.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -9,10 +19,10 @@ from torch.nn.utils import parametrize
 from onelip.bounds.exact import exact_bound
 from onelip.bounds.falsify import falsify_layer
 from onelip.bounds.fast import Effort, bound_weight
-from onelip.bounds.padding import geometry_without_copies, padding_factor
 from onelip.bounds.witness import ExactBound, WeightBound
 from onelip.core.bake import tensor_in_eval_mode
 from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import Geometry, geometry_of, padding_of, sizes_per_axis
 from onelip.core.rounding import up_root
 
 
@@ -83,3 +93,88 @@ def _weight(module: nn.Module) -> Tensor:
             "by the weight, and what is said of padding by the setting; set kernel_size to what the weight has"
         )
     return weight
+
+
+_COPYING = ("reflect", "replicate")
+
+
+def padding_factor(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Fraction:
+    """The factor that a layer's padding puts on the square of its norm; 1 for zero padding and for all that is linear.
+
+    Args:
+        module: one of the linear layers of torch.
+        input_size: the spatial size of the input; without it the worst size counts.
+
+    Examples:
+        >>> padding_factor(nn.Conv1d(1, 1, 3, padding=1, padding_mode="replicate"), 8)
+        Fraction(2, 1)
+    """
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
+        return Fraction(1)
+    dims = len(module.kernel_size)
+    factor = 1
+    for i, (size, (left, right)) in enumerate(zip(sizes_per_axis(input_size, dims), padding_of(module), strict=True)):
+        reach = module.dilation[i] * (module.kernel_size[i] - 1)
+        if left == right == 0:
+            continue
+        if module.padding_mode == "circular":
+            factor *= _repeated_outputs(size, left + right - reach, max(left, right), module.stride[i])
+        elif module.padding_mode in _COPYING:
+            factor *= _copies(module.padding_mode, size, left, right)
+        else:
+            raise UnsupportedLayer(
+                f"expected padding_mode zeros, circular, reflect or replicate, got {module.padding_mode!r}"
+            )
+    return Fraction(factor)
+
+
+def _repeated_outputs(size: int | None, excess: int, least: int, stride: int) -> int:
+    """How often an output is computed, among the size + excess ones of which every stride-th is kept."""
+    if excess <= 0:
+        return 1
+    if size is None:
+        size, stride = least, 1  # torch pads no more than the image is wide, and the smallest image is the worst
+    return _most_common(position % size for position in range(0, size + excess, stride))
+
+
+def _copies(mode: str, size: int | None, left: int, right: int) -> int:
+    if size is None:
+        # Reflected, a pixel may appear beyond either border; replicated, the only pixel of an image appears everywhere.
+        return 1 + (left > 0) + (right > 0) if mode == "reflect" else 1 + left + right
+    if mode == "replicate":
+        return _most_common(min(max(i, 0), size - 1) for i in range(-left, size + right))
+    if not max(left, right) < size:
+        raise UnsupportedLayer(
+            f"expected reflect padding below the input size, got {max(left, right)} for a size of {size}; "
+            "torch does not run this layer either"
+        )
+    return _most_common(size - 1 - abs(size - 1 - abs(i)) for i in range(-left, size + right))
+
+
+def _most_common(indices: Iterable[int]) -> int:
+    return max(Counter(indices).values())
+
+
+def _geometry_with_zeros(module: nn.modules.conv._ConvNd) -> Geometry:
+    """The geometry that the layer would have with zero padding; the layer itself may be parametrized."""
+    kinds: Any = ((nn.Conv1d, nn.Conv2d, nn.Conv3d), (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    kind = kinds[module.transposed][len(module.kernel_size) - 1]
+    settings = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation", "groups")}
+    return geometry_of(kind(module.in_channels, module.out_channels, bias=False, device="meta", **settings))
+
+
+def geometry_without_copies(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Geometry:
+    """The geometry of the operator that `padding_factor` is a factor to."""
+    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
+        return geometry_of(module, input_size)
+    geometry = _geometry_with_zeros(module)
+    if module.padding_mode in _COPYING:
+        return geometry
+    # The phases of a periodic operator close up only if the stride divides the size.
+    sizes = sizes_per_axis(input_size, len(module.kernel_size))
+    closes = [
+        sum(p) == 0 or (size is not None and size % stride == 0)
+        for p, size, stride in zip(padding_of(module), sizes, module.stride, strict=True)
+    ]
+    phases = tuple(phase if closed else 1 for phase, closed in zip(geometry.phases, closes, strict=True))
+    return dataclasses.replace(geometry, phases=phases)

@@ -26,7 +26,7 @@ from onelip.graph.reference import Reference, check_model_itself, claims_of, is_
 from onelip.graph.step import StepBound
 from onelip.graph.trace import check_model, trace
 from onelip.graph.walk import walk
-from onelip.nn.normalize import Normalize
+from onelip.nn.channels import Normalize
 
 Effort = Literal["quick", "normal", "high"]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
-from onelip.certification.head import Head, make_head
+from onelip.certification.radius import Head, make_head
 from onelip.core.bake import copy_model, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError

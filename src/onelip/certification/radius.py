@@ -1,4 +1,18 @@
-"""From computed logits to certified radii, by the constants of a `Head`.
+"""From the bounds of the nodes to constants for each pair of logits, and from computed logits to certified radii.
+
+A computed logit is within error of its value in real arithmetic, for the image and for every perturbed image, and the
+difference f_y - f_j is slope_yj-Lipschitz in the input. So for an image with computed logits f^, the class y holds at
+every distance R with
+
+    f^_y - f^_j > slope_yj R + 8 error    for all j != y.
+
+Half of this loss is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
+certificate file: the checker runs the program itself, and two runs may differ by 2 error.
+
+If the logits are rows of a linear node with the input node P, then slope_yj = ||w_y - w_j|| lipschitz_P, with the exact
+distance of two rows. Otherwise sqrt(2) ||W|| holds for every pair. Slopes are stored as squares, which are fractions.
+
+The radius is
 
     R_j = (f^_y - f^_j - loss) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
 
@@ -8,13 +22,83 @@ above the minimum by much more than that is computed exactly.
 """
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from onelip.certification.head import Head
-from onelip.core.rounding import root_below
+from onelip.core.rounding import root_below, up_root
+from onelip.graph.exact import squared_distances
+from onelip.graph.kinds import Affine, Join, Program, State
+
+# The number of pairs grows with the square of the number of classes; beyond this, all pairs have one constant.
+MOST_CLASSES_WITH_PAIRS = 128
+
+
+@dataclass(frozen=True)
+class Head:
+    """Constants of the differences of logits, for every pair of classes.
+
+    Attributes:
+        node: the linear node whose first rows are the logits; None if all pairs have one constant.
+        squares: (classes, classes), squared slopes; zeros on the diagonal.
+        slope: their roots, rounded up.
+        loss: 8 error, exact.
+    """
+
+    node: int | None
+    squares: list[list[Fraction]]
+    slope: list[list[float]]
+    loss: float
+
+
+def make_head(program: Program, states: list[State]) -> Head:
+    """Compute the constants of the pairs from the proved states of the nodes."""
+    node = _logits_node(program)
+    if node is None:
+        return same_for_all(program.classes, states[-1])
+    last = program.nodes[node]
+    assert isinstance(last, Affine)
+    rows = _rows(last)[: program.classes]  # (classes, inputs)
+    lipschitz = Fraction(states[last.inputs[0]].lipschitz)
+    squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
+    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
+
+
+def _logits_node(program: Program) -> int | None:
+    """The linear node whose first rows are the logits, if the differences of its rows are those of the logits."""
+    if program.classes > MOST_CLASSES_WITH_PAIRS:
+        return None
+    index = len(program.nodes) - 1
+    while isinstance(node := program.nodes[index], Join) and len(node.inputs) == 1:
+        index = node.inputs[0]  # a join of one input has its first entries
+        if program.nodes[index].entries < node.entries:  # and zeros
+            return None
+    if type(node) is not Affine:
+        return None
+    if node.conv is None:
+        return index
+    # One position: each input meets at most one tap, so a row of the operator is a part of the row of the kernel. This
+    # is not true for circular padding, where several taps can meet one pixel, nor for groups.
+    single = math.prod(node.shape[1:]) == 1
+    return index if single and not node.is_circular and node.groups == 1 else None
+
+
+def same_for_all(classes: int, output: State) -> Head:
+    """One constant for all pairs: sqrt(2) times that of the logits."""
+    square = 2 * Fraction(output.lipschitz) ** 2
+    root, zero, indices = up_root(square), Fraction(0), range(classes)
+    squares = [[zero if i == j else square for j in indices] for i in indices]
+    slope = [[0.0 if i == j else root for j in indices] for i in indices]
+    return Head(None, squares, slope, 8 * output.error)
+
+
+def _rows(node: Affine) -> Tensor:
+    weight = node.weight.values
+    return (weight.transpose(0, 1) if node.transposed else weight).flatten(1)
+
 
 # Relative slack of the float64 estimate; its true error is a few 2^-53.
 _SLACK = 2.0**-40

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from onelip.certification.head import Head
 from onelip.certification.margins import PAPER_RADII, certified_accuracy, radius_name, real_radii
 from onelip.certification.proof import Proof
+from onelip.certification.radius import Head
 
 Mode = Literal["sound", "real-arithmetic"]
 

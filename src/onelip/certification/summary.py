@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import falsify_layer, falsify_module
-from onelip.core.bound import Bound
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.lipschitz_module import LipschitzModule, is_changed
+from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_chain, bound_module, links
 

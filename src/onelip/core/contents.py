@@ -125,12 +125,35 @@ def is_library(module: Any, name: str, obj: Any) -> bool:
     return found is obj
 
 
-def parts_of(obj: Any, *, keep: bool) -> Parts:
+class Copies:
+    """Copies of the numbers of tensors. Equal tensors share one, such as the weights of a model and of its copies.
+
+    Args:
+        outer: further copies that can be shared.
+    """
+
+    def __init__(self, outer: "Iterable[Copies]" = ()) -> None:
+        self._by_sample = {key: values for copies in outer for key, values in copies._by_sample.items()}
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return a copy, which must not be written."""
+        if values.numel() < 1024:
+            return values.clone()
+        bits = _integers(values)
+        sample = bits[:: len(bits) // 16].tolist()
+        key = (values.shape, values.dtype, values.device, *sample)
+        known = self._by_sample.get(key)
+        if known is None or not torch.equal(bits, _integers(known)):
+            known = self._by_sample[key] = values.clone()
+        return known
+
+
+def parts_of(obj: Any, keep: Copies | None = None) -> Parts:
     """Return the parts of an object that is not a value.
 
     Args:
         obj: the object.
-        keep: whether to copy numbers, so that the parts stay valid when the object changes.
+        keep: where to copy numbers, so that the parts stay valid when the object changes; None does not copy them.
 
     Raises:
         Incomparable: if it has none.
@@ -144,7 +167,7 @@ def parts_of(obj: Any, *, keep: bool) -> Parts:
 class _Bits:
     """The bits and properties of a tensor."""
 
-    def __init__(self, tensor: Tensor, keep: bool) -> None:
+    def __init__(self, tensor: Tensor, keep: Copies | None = None) -> None:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             self.facts: tuple[Any, ...] = (tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
             self.values: Tensor | None = None
@@ -155,7 +178,7 @@ class _Bits:
                 if tensor.layout != torch.strided or tensor.is_quantized:
                     raise Incomparable("sparse and quantised tensors are not supported")
                 values = tensor.detach().resolve_conj().resolve_neg()
-                self.values = values.clone() if keep else values
+                self.values = values if keep is None else keep.of(values)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Bits) or self.facts != other.facts or (self.values is None) != (other.values is None):
@@ -177,15 +200,17 @@ def _integers(tensor: Tensor) -> Tensor:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _tensor(tensor: Tensor, keep: bool) -> Parts:
+def _tensor(tensor: Tensor, keep: Copies | None) -> Parts:
     bits = _Bits(tensor, keep)
     own: Any = tensor.__dict__
     attributes = dict(own)
-    memory = tensor.data if keep and bits.values is not None else None  # the storage, even if .data is replaced
+    memory = (
+        tensor.data if keep is not None and bits.values is not None else None
+    )  # the storage, even if .data is replaced
 
     def restore(replace: Replace) -> None:
         _refill(own, attributes, replace)
-        if memory is None or (_Bits(tensor, keep=False) == bits and tensor.data_ptr() == memory.data_ptr()):
+        if memory is None or (_Bits(tensor) == bits and tensor.data_ptr() == memory.data_ptr()):
             return
         with torch.no_grad():
             memory.copy_(bits.values)  # pyright: ignore[reportArgumentType]
@@ -195,10 +220,10 @@ def _tensor(tensor: Tensor, keep: bool) -> Parts:
     return Parts(bits, [(f".{name}", value) for name, value in attributes.items()], restore)
 
 
-def _array(array: np.ndarray, keep: bool) -> Parts:
+def _array(array: np.ndarray, keep: Copies | None) -> Parts:
     if array.dtype.hasobject:
         return Parts((array.shape, str(array.dtype)), [(f"[{i}]", x) for i, x in enumerate(array.flat)])
-    saved = array.copy() if keep else array
+    saved = array if keep is None else array.copy()
 
     def restore(replace: Replace) -> None:
         if array.flags.writeable and array.shape == saved.shape and array.tobytes() != saved.tobytes():
@@ -207,12 +232,12 @@ def _array(array: np.ndarray, keep: bool) -> Parts:
     return Parts((array.shape, str(array.dtype), array.tobytes()), [], restore)
 
 
-def _generator_of_torch(generator: torch.Generator, keep: bool) -> Parts:
+def _generator_of_torch(generator: torch.Generator, keep: Copies | None) -> Parts:
     state = generator.get_state()
     return Parts(state.numpy().tobytes(), [], lambda replace: generator.set_state(state) and None)
 
 
-def _running_generator(generator: Any, keep: bool) -> Parts:
+def _running_generator(generator: Any, keep: Copies | None) -> Parts:
     """Position and local variables of a Python generator, which cannot be restored."""
     frame = generator.gi_frame
     if frame is None:
@@ -220,7 +245,7 @@ def _running_generator(generator: Any, keep: bool) -> Parts:
     return Parts(frame.f_lasti, [(f" (local {name})", value) for name, value in frame.f_locals.items()])
 
 
-def _function(function: types.FunctionType, keep: bool) -> Parts:
+def _function(function: types.FunctionType, keep: Copies | None) -> Parts:
     children: list[tuple[str, Any]] = [("()", function.__defaults__), ("()", function.__kwdefaults__)]
     children += [(f".{name}", value) for name, value in function.__dict__.items()]
     cells = function.__closure__ or ()
@@ -264,7 +289,7 @@ def _names(code: types.CodeType) -> set[str]:
     return found
 
 
-def _globals(names: Globals, keep: bool) -> Parts:
+def _globals(names: Globals, keep: Copies | None) -> Parts:
     places = [(label, scope, name, scope[name]) for label, scope, name in names.places()]
 
     def restore(replace: Replace) -> None:
@@ -275,11 +300,11 @@ def _globals(names: Globals, keep: bool) -> Parts:
     return Parts(None, [(label, value) for label, _, _, value in places], restore)
 
 
-def _method(method: types.MethodType, keep: bool) -> Parts:
+def _method(method: types.MethodType, keep: Copies | None) -> Parts:
     return Parts(None, [(".__self__", method.__self__), (".__func__", method.__func__)])
 
 
-def _cell(cell: types.CellType, keep: bool) -> Parts:
+def _cell(cell: types.CellType, keep: Copies | None) -> Parts:
     try:
         content = cell.cell_contents
     except ValueError:  # empty
@@ -291,26 +316,26 @@ def _cell(cell: types.CellType, keep: bool) -> Parts:
     return Parts(None, [("", content)], restore)
 
 
-def _partial(partial: functools.partial, keep: bool) -> Parts:
+def _partial(partial: functools.partial, keep: Copies | None) -> Parts:
     _, _, (function, arguments, keywords, attributes) = partial.__reduce__()[:3]  # pyright: ignore
     children = [(".func", function), (".args", arguments), (".keywords", keywords), (".__dict__", attributes)]
     return Parts(None, children)
 
 
-def _reference(reference: weakref.ref, keep: bool) -> Parts:
+def _reference(reference: weakref.ref, keep: Copies | None) -> Parts:
     return Parts(None, [("()", reference())])
 
 
-def _wrapper(wrapper: Any, keep: bool) -> Parts:
+def _wrapper(wrapper: Any, keep: Copies | None) -> Parts:
     names = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
     return Parts(None, [(f".{name}", inner) for name in names if (inner := getattr(wrapper, name, None)) is not None])
 
 
-def _lock(lock: Any, keep: bool) -> Parts:
+def _lock(lock: Any, keep: Copies | None) -> Parts:
     return Parts(re.sub(r" at 0x\w+|owner=\d+", "", repr(lock)))
 
 
-def _class(kind: type, keep: bool) -> Parts:
+def _class(kind: type, keep: Copies | None) -> Parts:
     """Attributes and bases of a user-defined class."""
     own = {
         name: value
@@ -330,7 +355,7 @@ def _class(kind: type, keep: bool) -> Parts:
     return Parts(None, children + [(f".{base.__name__}", base) for base in kind.__bases__], restore)
 
 
-def _object(obj: Any, keep: bool) -> Parts:
+def _object(obj: Any, keep: Copies | None) -> Parts:
     """Attributes, slots, and the contents of the built-in type that the class derives from."""
     kind = type(obj)
     restores: list[Callable[[Replace], None]] = []
@@ -359,7 +384,7 @@ def _object(obj: Any, keep: bool) -> Parts:
         for put in restores:
             put(replace)
 
-    is_iterator = keep and not restores and isinstance(obj, Iterator)
+    is_iterator = keep is not None and not restores and isinstance(obj, Iterator)
     return Parts(fixed, children, restore if restores else None, copy.deepcopy(obj) if is_iterator else None)
 
 
@@ -473,7 +498,7 @@ def _refill_set(obj: Any, entries: list[Any], replace: Replace) -> None:
         set.update(obj, entries)
 
 
-_READERS: list[tuple[Any, Callable[[Any, bool], Parts]]] = [
+_READERS: list[tuple[Any, Callable[[Any, Copies | None], Parts]]] = [
     (Tensor, _tensor),
     (np.ndarray, _array),
     (torch.Generator, _generator_of_torch),

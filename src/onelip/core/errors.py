@@ -21,10 +21,6 @@ class NonFiniteWeight(ValueError):
     """A weight contains a NaN or an infinity, so the network has no Lipschitz constant."""
 
 
-class UnknownLipschitzConstant(ValueError):
-    """No Lipschitz constant has been proved for a module. The module may still be Lipschitz continuous."""
-
-
 class ProofError(ValueError):
     """Nothing can be proved about the running program for this network or these values."""
 
@@ -83,3 +79,23 @@ class Stopped(RunError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+class DataError(ValueError):
+    """The data, or a request for data, cannot be used."""
+
+
+class DataNotFound(DataError):
+    """A known data set is in none of the searched directories."""
+
+
+class UnknownData(UsageError, DataNotFound):
+    """The argument is neither the name of a data set nor an existing path."""
+
+
+class ChecksumError(DataError):
+    """The checksum of a file is wrong: it is truncated, changed, or a different file."""
+
+
+class FetchError(DataError):
+    """A download failed; the partial file is kept and resumed if possible."""

@@ -1,13 +1,78 @@
-"""Base class of the layers of `onelip.nn`, which state a proved Lipschitz constant."""
+"""Modules that state a proved Lipschitz constant, and hooks that check the input shape which a bound assumes."""
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.errors import UnknownLipschitzConstant
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.guards import InputSizeGuard
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A proved Lipschitz constant (L2, one sample, eval mode, real arithmetic).
+
+    Attributes:
+        constant: the number; None if no bound is known.
+        why: the argument for it, or the reason why no bound is known, in a few words.
+    """
+
+    constant: float | None
+    why: str
+
+
+class InputSizeGuard:
+    """Forward pre-hook that raises if the spatial size of the input is not a multiple of `multiples`.
+
+    Args:
+        multiples: for each spatial axis, the number that must divide the size.
+    """
+
+    def __init__(self, multiples: tuple[int, ...]) -> None:
+        self.multiples = multiples
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        size = tuple(x.shape[-len(self.multiples) :]) if isinstance(x, Tensor) else ()
+        if any(n % m for n, m in zip(size, self.multiples, strict=True)):
+            raise ValueError(
+                f"expected an input whose spatial size is a multiple of {self.multiples}, got {size}: with circular "
+                "padding the stride-aware bound holds only if the stride divides the input size; apply the method "
+                "without input_size to use the plain bound, which holds for every size"
+            )
+
+
+class ImageSizeGuard(InputSizeGuard):
+    """Forward pre-hook that raises if the images do not have the shape that the network was built for.
+
+    Without it, a convolutional network silently accepts larger images and returns several logits per class.
+
+    Args:
+        shape: (channels, height, width).
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor) and tuple(x.shape[1:]) != self.shape:
+            wanted, got = ("x".join(map(str, shape)) for shape in (self.shape, x.shape[1:]))
+            raise ValueError(
+                f"expected images of shape (batch, channels, height, width) with {wanted}, got {got}; build the model "
+                "with the in_channels and image_size of your images, or resize the images"
+            )
+
+
+def guard_image_shape(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Make a network raise for images whose shape is not `shape` (channels, height, width)."""
+    model.register_forward_pre_hook(ImageSizeGuard(shape), with_kwargs=True)
+
+
+def guard_input_size(module: nn.Module, multiples: tuple[int, ...]) -> None:
+    """Make a module raise for inputs whose spatial size is not a multiple of the given numbers."""
+    module.register_forward_pre_hook(InputSizeGuard(multiples), with_kwargs=True)
 
 
 class LipschitzModule(nn.Module):
@@ -18,7 +83,7 @@ class LipschitzModule(nn.Module):
     real arithmetic. Certificates account for rounding separately. Constants of a composition multiply,
     $L(f \circ g) \le L(f) L(g)$.
 
-    Subclasses set `proved_constant` or override `lipschitz_constant`.
+    Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights.
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
@@ -30,22 +95,33 @@ class LipschitzModule(nn.Module):
         ...         return -x
         >>> Mirror().lipschitz_constant
         1.0
+        >>> class Scaled(LipschitzModule):
+        ...     def __init__(self, factor):
+        ...         super().__init__()
+        ...         self.factor = factor
+        ...     def bound(self):
+        ...         return Bound(abs(self.factor), "the factor")
+        ...     def forward(self, x):
+        ...         return self.factor * x
+        >>> Scaled(-2.0).lipschitz_constant
+        2.0
     """
 
     proved_constant: ClassVar[float | None] = None
 
-    @property
-    def lipschitz_constant(self) -> float:
-        """A proved bound on the L2 Lipschitz constant (eval mode, real arithmetic).
+    def bound(self) -> Bound:
+        """Return the proved constant and the reason for it, or the reason why there is none.
 
         `onelip.summary` and `onelip.audit` read it. An override must never return a smaller number than it can prove.
-
-        Raises:
-            UnknownLipschitzConstant: if no constant is proved.
         """
         if self.proved_constant is None:
-            raise UnknownLipschitzConstant(f"{type(self).__name__} states no constant; set `proved_constant`")
-        return self.proved_constant
+            return Bound(None, f"{type(self).__name__} states no constant; set `proved_constant` or override `bound`")
+        return Bound(self.proved_constant, "stated by the layer")
+
+    @property
+    def lipschitz_constant(self) -> float | None:
+        """The proved L2 Lipschitz constant (eval mode, real arithmetic); None if no bound is known, see `bound`."""
+        return self.bound().constant
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by `torch.jit.script`, which cannot compile the checks of inputs."""
@@ -66,7 +142,7 @@ def is_changed(module: nn.Module) -> str | None:
     if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
         return "its class overrides __call__"
     if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
-        _depth(kind, "proved_constant"), _depth(kind, "lipschitz_constant")
+        _depth(kind, "proved_constant"), _depth(kind, "bound")
     ):
         return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.bound import Bound
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.guards import InputSizeGuard, guard_input_size
-from onelip.core.plain_weights import accept_plain_weights
-from onelip.core.saved_settings import SavedSettings
+from onelip.core.lipschitz_module import Bound, InputSizeGuard, guard_input_size
+from onelip.core.state_dicts import SavedSettings, accept_plain_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)
 

@@ -9,7 +9,7 @@ too. State outside of these (files, the clock, the memory of a C library) is not
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from onelip.core.contents import Incomparable, Parts, is_value, parts_of, same_value
+from onelip.core.contents import Copies, Incomparable, Parts, is_value, parts_of, same_value
 from onelip.core.errors import ChangingModel
 
 # Limit on the number of objects that are reached only through global names; further ones are not compared.
@@ -59,6 +59,7 @@ class State:
 
     def __init__(self, model: nn.Module, path: str = "") -> None:
         self._read: dict[int, _Read] = {}
+        self._copies = Copies(state._copies for state in _ACTIVE.get())
         self._walk(model, f".{path}" if path else "")
         self._ambient = _Ambient()
 
@@ -78,7 +79,7 @@ class State:
             if is_shared and shared > _MOST_SHARED:
                 continue
             try:
-                parts = parts_of(obj, keep=True)
+                parts = parts_of(obj, self._copies)
             except Incomparable as error:
                 if is_shared:
                     continue
@@ -93,13 +94,16 @@ class State:
                 is_global = is_shared or label.startswith(" (global")
                 waiting.append((child, _join(path, obj, label), is_global, is_cache or label in caches))
 
-    def check(self) -> None:
+    def check(self, among: Iterable[Any] | None = None) -> None:
         """Check that the model has not changed.
+
+        Args:
+            among: parts of the model to check; everything by default.
 
         Raises:
             ChangingModel: if it has; the message names the first change.
         """
-        if (changed := self.difference()) is not None:
+        if (changed := self.difference(among)) is not None:
             way_out = "recompute the value in every call, or store it outside the model"
             if "parametrizations" in changed:  # a power iteration that goes on, say
                 way_out = "store the weights with torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
@@ -108,20 +112,20 @@ class State:
                 f"runs in eval mode; {way_out}"
             )
 
-    def difference(self) -> str | None:
-        """Return a short description of the first change, or None."""
+    def difference(self, among: Iterable[Any] | None = None) -> str | None:
+        """Return a short description of the first change, in the model or among parts of it; None without a change."""
         compared: set[tuple[int, int]] = set()
-        for read in list(self._read.values()):
+        for read in list(self._read.values()) if among is None else [self._read[id(obj)] for obj in among]:
             if read.is_cache:
                 continue
             try:
-                now = parts_of(read.obj, keep=False)
+                now = parts_of(read.obj)
             except Incomparable:
                 return _format_path(read.path)
             found = self._compare(read, now, read.path, compared)
             if found is not None:
                 return found
-        return self._ambient.difference()
+        return self._ambient.difference() if among is None else None
 
     def _compare(self, read: _Read, now: Parts, path: str, compared: set[tuple[int, int]]) -> str | None:
         if read.parts.fixed != now.fixed:
@@ -154,7 +158,7 @@ class State:
             return None
         compared.add((id(before), id(after)))
         try:
-            return self._compare(known, parts_of(after, keep=False), path, compared)
+            return self._compare(known, parts_of(after), path, compared)
         except (Incomparable, RecursionError):
             return _format_path(path)
 
@@ -171,9 +175,7 @@ class State:
         self._ambient.restore()
 
     def _has_moved(self, read: _Read) -> bool:
-        return read.parts.spare is not None and bool(
-            self._compare(read, parts_of(read.obj, keep=False), read.path, set())
-        )
+        return read.parts.spare is not None and bool(self._compare(read, parts_of(read.obj), read.path, set()))
 
 
 _ACTIVE: ContextVar[tuple[State, ...]] = ContextVar("states of models under way", default=())

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.core.images import to_float as to_float
-    from onelip.data.augmentation import Augmentation as Augmentation
-    from onelip.data.batching import Batch as Batch, Batches as Batches
-    from onelip.data.download import fetch as fetch
-    from onelip.data.errors import (
+    from onelip.core.errors import (
         ChecksumError as ChecksumError,
         DataError as DataError,
         DataNotFound as DataNotFound,
         FetchError as FetchError,
     )
+    from onelip.core.images import to_float as to_float
+    from onelip.data.augmentation import Augmentation as Augmentation
+    from onelip.data.batching import Batch as Batch, Batches as Batches
+    from onelip.data.download import fetch as fetch
     from onelip.data.image_data import (
         ImageData as ImageData,
         stratified_split as stratified_split,

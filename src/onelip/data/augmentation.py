@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 
 # One uniform number for each image and each of: hue, saturation, brightness, contrast, rotation, down, right, flip.
 _DRAWS = 8

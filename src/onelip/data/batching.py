@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
+from onelip.core.errors import DataError
 from onelip.core.images import to_float
 from onelip.data.augmentation import Augmentation
-from onelip.data.errors import DataError
 from onelip.data.image_data import check_images_and_labels
 
 

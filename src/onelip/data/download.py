@@ -18,8 +18,8 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO
 
+from onelip.core.errors import ChecksumError, DataError, FetchError
 from onelip.core.files import disk_error
-from onelip.data.errors import ChecksumError, DataError, FetchError
 from onelip.data.formats import OFFICIAL_CAP
 from onelip.data.registry import OFFICIAL, File, data_places, has_digest, split_digest
 

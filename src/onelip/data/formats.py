@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 
 # CIFAR unpacks to 185 MB, the largest official file. Loaders of your own data take a limit as an argument.
 OFFICIAL_CAP = 512 * 2**20

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 from onelip.data.image_data import ImageData, check_images_and_labels, stratified_split
 from onelip.data.own import HELD_OUT, load_unsplit
 from onelip.data.registry import OFFICIAL, find_in, known_name

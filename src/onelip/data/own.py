@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 from onelip.data.formats import OWN_CAP, read_arrays
 from onelip.data.image_data import ImageData, image_data_from_arrays, stratified_split
 from onelip.data.image_files import IGNORED, read_pixels, resize_images, resize_pixels

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError
 
 DIGITS_FILE = Path(__file__).parent / "digits.npz"
 

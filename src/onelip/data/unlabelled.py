@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.core.errors import UsageError
-from onelip.data.errors import DataError
+from onelip.core.errors import DataError, UsageError
 from onelip.data.formats import OWN_CAP, read_arrays
 from onelip.data.image_files import FORMATS, IGNORED, read_pixels, resize_pixels, to_grey
 from onelip.data.own import as_images

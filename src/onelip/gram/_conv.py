@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from onelip.gram._products import add_product, sign_matrix, weighted
+from onelip.gram._dense import add_product, sign_matrix, weighted
 
 
 def lay_out(P: Tensor) -> Tensor:

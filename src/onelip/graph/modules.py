@@ -13,10 +13,9 @@ from torch.nn.utils import parametrize
 
 from onelip.bounds.fast import Effort
 from onelip.bounds.linear import bound_layer
-from onelip.core.bound import Bound
-from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.lipschitz_module import LipschitzModule, is_changed
+from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
 from onelip.core.parametrization import bound_by_construction
 from onelip.core.rounding import multiply_up
 from onelip.graph.step import Refusal, bound_by_rule, why_batch
@@ -40,12 +39,13 @@ def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
         return bound_by_construction(module) or Bound(None, f"{kind}: not bounded by construction")
     try:
         found = _stated(module, rank) if isinstance(module, LipschitzModule) else bound_by_rule(module)
-    except (Refusal, UnknownLipschitzConstant) as refusal:
+        constant, why = found.constant, found.why
+    except Refusal as refusal:
         return Bound(None, str(refusal))
     except Exception as error:  # settings that torch refuses, too: a rule that fails proves nothing
         return Bound(None, f"its rule failed: {type(error).__name__}: {error}")
-    is_number = isinstance(found.constant, int | float) and 0 <= found.constant < math.inf
-    return Bound(found.constant, found.why) if is_number else Bound(None, "its bound is no finite number")
+    is_number = isinstance(constant, int | float) and 0 <= constant < math.inf
+    return Bound(constant, why) if constant is None or is_number else Bound(None, "its bound is no finite number")
 
 
 def _stated(module: LipschitzModule, rank: int | None) -> Bound:
@@ -54,7 +54,7 @@ def _stated(module: LipschitzModule, rank: int | None) -> Bound:
     axes = [axis for axis in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(axis, int)]
     if why := why_batch(axes, rank):
         raise Refusal(why)
-    return Bound(module.lipschitz_constant, "onelip layer")
+    return module.bound()
 
 
 def bound_stored(module: nn.Module, effort: Effort = "normal") -> Bound:
@@ -111,22 +111,3 @@ def bound_chain(modules: Iterable[nn.Module], bound: Callable[[nn.Module], Bound
             return Bound(None, f"{type(module).__name__}: {found.why}")
         product = multiply_up(product, found.constant)
     return Bound(product, "product of the modules")
-
-
-def constant_of(module: nn.Module) -> float:
-    """The constant of a module, or of a chain (`nn.Sequential`) of them.
-
-    Raises:
-        UnknownLipschitzConstant: naming the module of which no bound is known.
-
-    Examples:
-        >>> constant_of(nn.Sequential(nn.Flatten(), nn.LeakyReLU(2.0)))
-        2.0
-    """
-    found = bound_chain(links(module))
-    if found.constant is None:
-        raise UnknownLipschitzConstant(
-            f"expected modules with a known Lipschitz constant, got {found.why}; use the layers of onelip, or a "
-            "LipschitzModule of your own that states what you can prove"
-        )
-    return found.constant

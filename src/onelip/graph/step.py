@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from onelip.core.bound import Bound
+from onelip.core.lipschitz_module import Bound
 from onelip.core.rounding import multiply_up
 from onelip.graph.calls import Call, Graph, Ref
 

@@ -27,7 +27,7 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,9 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
         program = _export(_running_copy(model, leaves, paths), batch, model, paths)
         return _Reader(program, leaves, paths, tuple(batch.shape)).read()
 
-    used, sizes = copy.deepcopy(plain), Sizes()
+    # A second copy would double the memory of a large network; the state shows whether a run writes into a parameter.
+    own = [p for p in plain.parameters() if state.holds(p)]
+    used, sizes = _shared_copy(plain, own, []), Sizes()
     with torch.no_grad(), leaves_are(leaves):
         try:
             first = read(plain, example[:2])
@@ -93,6 +95,7 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
             raise
         state.restore()  # tensors without values may lie in what is shared
         draws = _run_in_turn(used, example, paths, sizes)
+        state.check(own)
         again = read(used, example)
         _check_same(first, again)
         if sizes.is_read:
@@ -188,14 +191,18 @@ def _plain(model: nn.Module, is_own: bool) -> nn.Module:
         ) from error
 
 
+def _shared_copy(plain: nn.Module, parameters: Iterable[nn.Parameter], buffers: Iterable[Tensor]) -> nn.Module:
+    """A copy that shares the memory of some parameters and buffers."""
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in parameters}
+    return copy.deepcopy(plain, shared | {id(b): b.detach() for b in buffers})
+
+
 def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -> nn.Module:
     """What torch.export runs, with the leaves at the given paths as single operations."""
     # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
     # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`. Memory is
     # shared: nothing runs on the numbers themselves.
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in plain.parameters()}
-    shared |= {id(b): b.detach() for b in plain.buffers()}
-    running = copy.deepcopy(plain, shared)
+    running = _shared_copy(plain, plain.parameters(), plain.buffers())
     for number, path in enumerate(paths):
         running.get_submodule(path).__dict__["forward"] = as_one_operation(
             running.get_submodule(path), leaves[number], number

@@ -9,8 +9,8 @@ weight suffices). So write `layer = cayley(layer, input_size=32)`, always with t
 which no bound is known raise `onelip.UnsupportedLayer`.
 
 **Unknown constants** are None: `Method.guarantee` and `LipschitzParametrization.constant_in` are None if no constant is
-known by construction. The property `lipschitz_constant` of a module is always a number; if none is proved it raises
-`onelip.nn.UnknownLipschitzConstant` with the reason, which `onelip.summary` and `onelip.audit` report.
+known by construction, and so is the `lipschitz_constant` of a module. Its method `bound()` also returns the reason,
+which `onelip.summary` and `onelip.audit` report.
 
 - `onelip.constrain(model, method)` applies a method to all layers of a model.
 - `method`: the record `Method`; `registry`: `register_method`, `get_method`, `list_methods`; `describe`: texts and

@@ -20,8 +20,7 @@ from onelip.methods.orthogonal.bcop import METHOD as BCOP
 from onelip.methods.orthogonal.bjorck import METHOD as BJORCK
 from onelip.methods.orthogonal.cholesky import METHOD as CHOLESKY
 from onelip.methods.orthogonal.oni import METHOD as ONI
-from onelip.methods.orthogonal.soc import METHOD as SOC
-from onelip.methods.orthogonal.soc_cr import METHOD as SOC_CR
+from onelip.methods.orthogonal.soc import METHOD as SOC, WITH_REGULARISATION as SOC_CR
 from onelip.methods.residual.cpl import METHOD as CPL
 from onelip.methods.residual.liresnet import METHOD as LIRESNET
 from onelip.methods.residual.sll import METHOD as SLL

@@ -1,10 +1,9 @@
 """Layers with a proved Lipschitz constant: AOL drop-ins for torch.nn, activations, pooling, centering, residuals."""
 
-from onelip.core.channel_affine import ChannelAffine
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.batch_norm import ChannelAffine
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.nn import init
-from onelip.nn.absolute import Abs
+from onelip.nn.activations import Abs, GroupSort, Householder, MaxMin, NActivation
 from onelip.nn.aol import (
     AOLConv1d,
     AOLConv2d,
@@ -14,13 +13,7 @@ from onelip.nn.aol import (
     AOLConvTranspose3d,
     AOLLinear,
 )
-from onelip.nn.centering import BatchCentering, LayerCentering
-from onelip.nn.channels import FirstChannels, PadChannels
-from onelip.nn.groupsort import GroupSort
-from onelip.nn.householder import Householder
-from onelip.nn.maxmin import MaxMin
-from onelip.nn.n_activation import NActivation
-from onelip.nn.normalize import Normalize
+from onelip.nn.channels import BatchCentering, FirstChannels, LayerCentering, Normalize, PadChannels
 from onelip.nn.pooling import (
     ConcatenationPool1d,
     ConcatenationPool2d,
@@ -44,6 +37,7 @@ __all__ = [
     "AOLLinear",
     "Abs",
     "BatchCentering",
+    "Bound",
     "ChannelAffine",
     "ConcatenationPool1d",
     "ConcatenationPool2d",
@@ -64,6 +58,5 @@ __all__ = [
     "NActivation",
     "Normalize",
     "PadChannels",
-    "UnknownLipschitzConstant",
     "init",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.arguments import check_integer
+from onelip.core.docstrings import like
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.parametrization import (
     LipschitzParametrization,
@@ -380,50 +381,6 @@ class _AOLConvTranspose(_AOLLayer):
         self._constrain({"side": side, "steps": steps, "learn_weights": learn_weights, "lipschitz": lipschitz})
 
 
-class AOLConv1d(_AOLConv, nn.Conv1d):
-    r"""`torch.nn.Conv1d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
-
-    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
-    of every size, for zero padding of any amount, and for circular padding of at most
-    `dilation * (kernel_size - 1)` in total. It takes the stride into account.
-
-    Args:
-        in_channels: number of channels of the input.
-        out_channels: number of channels of the output.
-        kernel_size: size of the kernel.
-        stride: stride of the convolution.
-        padding: padding on both sides, or "same" or "valid".
-        dilation: distance between the taps of the kernel.
-        groups: number of groups of channels that are not connected with each other.
-        bias: whether to learn an additive bias.
-        padding_mode: "zeros" or "circular". Other modes copy pixels, so that the bound does not hold.
-        device: device of the parameters.
-        dtype: type of the parameters.
-        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
-        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
-        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
-        lipschitz: the constant to guarantee instead of 1.
-        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
-            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
-
-    Shape:
-        - Input: $(N, C_{in}, L)$ or $(C_{in}, L)$.
-        - Output: $(N, C_{out}, L_{out})$ or $(C_{out}, L_{out})$, sizes as in
-            `torch.nn.Conv1d`.
-
-    Raises:
-        onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
-        ValueError: for options out of range.
-
-    Examples:
-        >>> layer = AOLConv1d(3, 16, 3, stride=2, padding=1)
-        >>> layer(torch.zeros(1, 3, 8)).shape
-        torch.Size([1, 16, 4])
-    """
-
-    plain_class = nn.Conv1d
-
-
 class AOLConv2d(_AOLConv, nn.Conv2d):
     r"""`torch.nn.Conv2d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
 
@@ -452,8 +409,7 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
 
     Shape:
         - Input: $(N, C_{in}, H, W)$ or $(C_{in}, H, W)$.
-        - Output: $(N, C_{out}, H_{out}, W_{out})$ or $(C_{out}, H_{out}, W_{out})$, sizes as in
-            `torch.nn.Conv2d`.
+        - Output: $(N, C_{out}, H_{out}, W_{out})$ or $(C_{out}, H_{out}, W_{out})$, sizes as in `torch.nn.Conv2d`.
 
     Raises:
         onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
@@ -468,89 +424,14 @@ class AOLConv2d(_AOLConv, nn.Conv2d):
     plain_class = nn.Conv2d
 
 
+@like(AOLConv2d, axes=1)
+class AOLConv1d(_AOLConv, nn.Conv1d):
+    plain_class = nn.Conv1d
+
+
+@like(AOLConv2d, axes=3)
 class AOLConv3d(_AOLConv, nn.Conv3d):
-    r"""`torch.nn.Conv3d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
-
-    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
-    of every size, for zero padding of any amount, and for circular padding of at most
-    `dilation * (kernel_size - 1)` in total. It takes the stride into account.
-
-    Args:
-        in_channels: number of channels of the input.
-        out_channels: number of channels of the output.
-        kernel_size: size of the kernel, one integer or one per axis.
-        stride: stride of the convolution.
-        padding: padding on both sides, or "same" or "valid".
-        dilation: distance between the taps of the kernel.
-        groups: number of groups of channels that are not connected with each other.
-        bias: whether to learn an additive bias.
-        padding_mode: "zeros" or "circular". Other modes copy pixels, so that the bound does not hold.
-        device: device of the parameters.
-        dtype: type of the parameters.
-        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
-        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
-        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
-        lipschitz: the constant to guarantee instead of 1.
-        input_size: for strided convolutions with circular padding only: spatial size of every input. If the stride
-            divides it, the stride-aware bound is used, and inputs of other sizes raise an error.
-
-    Shape:
-        - Input: $(N, C_{in}, D, H, W)$ or $(C_{in}, D, H, W)$.
-        - Output: $(N, C_{out}, D_{out}, H_{out}, W_{out})$ or $(C_{out}, D_{out}, H_{out}, W_{out})$, sizes as in
-            `torch.nn.Conv3d`.
-
-    Raises:
-        onelip.UnsupportedLayer: for a padding mode or an amount of circular padding for which the bound does not hold.
-        ValueError: for options out of range.
-
-    Examples:
-        >>> layer = AOLConv3d(3, 16, 3, stride=2, padding=1)
-        >>> layer(torch.zeros(1, 3, 8, 8, 8)).shape
-        torch.Size([1, 16, 4, 4, 4])
-    """
-
     plain_class = nn.Conv3d
-
-
-class AOLConvTranspose1d(_AOLConvTranspose, nn.ConvTranspose1d):
-    r"""`torch.nn.ConvTranspose1d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
-
-    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
-    of every size and for every padding and output padding. It takes the stride into account.
-
-    Args:
-        in_channels: number of channels of the input.
-        out_channels: number of channels of the output.
-        kernel_size: size of the kernel.
-        stride: stride of the convolution.
-        padding: `dilation * (kernel_size - 1) - padding` zeros are added on both sides of the input.
-        output_padding: additional size on one side of the output.
-        groups: number of groups of channels that are not connected with each other.
-        bias: whether to learn an additive bias.
-        dilation: distance between the taps of the kernel.
-        padding_mode: only "zeros".
-        device: device of the parameters.
-        dtype: type of the parameters.
-        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
-        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
-        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
-        lipschitz: the constant to guarantee instead of 1.
-
-    Shape:
-        - Input: $(N, C_{in}, L)$ or $(C_{in}, L)$.
-        - Output: $(N, C_{out}, L_{out})$ or $(C_{out}, L_{out})$, sizes as in
-            `torch.nn.ConvTranspose1d`.
-
-    Raises:
-        ValueError: for options out of range.
-
-    Examples:
-        >>> layer = AOLConvTranspose1d(16, 3, 2, stride=2)
-        >>> layer(torch.zeros(1, 16, 4)).shape
-        torch.Size([1, 3, 8])
-    """
-
-    plain_class = nn.ConvTranspose1d
 
 
 class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
@@ -594,42 +475,11 @@ class AOLConvTranspose2d(_AOLConvTranspose, nn.ConvTranspose2d):
     plain_class = nn.ConvTranspose2d
 
 
+@like(AOLConvTranspose2d, axes=1)
+class AOLConvTranspose1d(_AOLConvTranspose, nn.ConvTranspose1d):
+    plain_class = nn.ConvTranspose1d
+
+
+@like(AOLConvTranspose2d, axes=3)
 class AOLConvTranspose3d(_AOLConvTranspose, nn.ConvTranspose3d):
-    r"""`torch.nn.ConvTranspose3d` with Lipschitz constant at most 1 by AOL, initialised as in the paper.
-
-    The weight is $W = P\,\mathrm{diag}(r)^{-1/2}$ as in `AOL`, where $P$ is the parameter. The bound holds for inputs
-    of every size and for every padding and output padding. It takes the stride into account.
-
-    Args:
-        in_channels: number of channels of the input.
-        out_channels: number of channels of the output.
-        kernel_size: size of the kernel, one integer or one per axis.
-        stride: stride of the convolution.
-        padding: `dilation * (kernel_size - 1) - padding` zeros are added on both sides of the input.
-        output_padding: additional size on one side of the output.
-        groups: number of groups of channels that are not connected with each other.
-        bias: whether to learn an additive bias.
-        dilation: distance between the taps of the kernel.
-        padding_mode: only "zeros".
-        device: device of the parameters.
-        dtype: type of the parameters.
-        side: whose channels are rescaled: "inputs" as in the paper, "outputs", or "auto" for the smaller side.
-        steps: Gram steps, 1 to 6; 1 is the AOL of the paper, larger values give a tighter bound at a higher cost.
-        learn_weights: also learn positive weights of the channels (the generalisation of SLL).
-        lipschitz: the constant to guarantee instead of 1.
-
-    Shape:
-        - Input: $(N, C_{in}, D, H, W)$ or $(C_{in}, D, H, W)$.
-        - Output: $(N, C_{out}, D_{out}, H_{out}, W_{out})$ or $(C_{out}, D_{out}, H_{out}, W_{out})$, sizes as in
-            `torch.nn.ConvTranspose3d`.
-
-    Raises:
-        ValueError: for options out of range.
-
-    Examples:
-        >>> layer = AOLConvTranspose3d(16, 3, 2, stride=2)
-        >>> layer(torch.zeros(1, 16, 4, 4, 4)).shape
-        torch.Size([1, 3, 8, 8, 8])
-    """
-
     plain_class = nn.ConvTranspose3d

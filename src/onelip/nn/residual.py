@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.errors import UnknownLipschitzConstant
-from onelip.core.lipschitz_module import LipschitzModule
-from onelip.graph.modules import constant_of
+from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.graph.modules import bound_chain, links
 
 
 class ConvexResidual(LipschitzModule):
@@ -37,7 +36,7 @@ class ConvexResidual(LipschitzModule):
         ValueError: if `alpha` is outside of its range.
 
     Examples:
-        >>> from onelip.nn.maxmin import MaxMin
+        >>> from onelip.nn.activations import MaxMin
         >>> layer = ConvexResidual(MaxMin(), alpha=0.25, learnable=False)
         >>> layer(torch.tensor([[0.0, 4.0]])), layer.lipschitz_constant
         (tensor([[1., 3.]]), 1.0)
@@ -71,18 +70,19 @@ class ConvexResidual(LipschitzModule):
         """The weight $a$ of the branch, a number in [0, 1]."""
         return torch.sigmoid(self.logit) if self.learnable else self.get_buffer("fixed_alpha")
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """$(1 - a) + aL$, rounded up, where $L$ is the proved constant of the branch."""
-        branch = constant_of(self.branch)
+        inner = bound_chain(links(self.branch))
+        branch = inner.constant
+        if branch is None:
+            return Bound(None, f"no bound of its branch is known ({inner.why})")
         with torch.no_grad():
             a = float(torch.sigmoid(self.logit.double()) if self.learnable else self.get_buffer("fixed_alpha"))
         if not 0.0 <= a <= 1.0:  # loaded from a state dict, or NaN
-            raise UnknownLipschitzConstant(f"expected alpha in [0, 1], got {a}; the combination is not convex")
-        if branch == 1.0:
-            return 1.0
+            return Bound(None, f"its alpha is {a}, not in [0, 1]: the combination is not convex")
         # The factor covers the rounding of these few float64 operations.
-        return min(max(1.0, branch), ((1.0 - a) + a * branch) * (1.0 + 2.0**-48))
+        constant = 1.0 if branch == 1.0 else min(max(1.0, branch), ((1.0 - a) + a * branch) * (1.0 + 2.0**-48))
+        return Bound(constant, "convex combination")
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.branch(x)

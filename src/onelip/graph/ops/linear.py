@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from onelip.bounds.linear import untested_bound
-from onelip.core.channel_affine import ChannelAffine
+from onelip.core.batch_norm import ChannelAffine
 from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.rounding import multiply_up

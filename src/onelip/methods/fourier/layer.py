@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.bounds import bound_weight
 from onelip.core.arguments import per_axis
-from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of, padding_of
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import (
     attach,
     check_lipschitz,
@@ -24,6 +23,7 @@ from onelip.core.precision import full_precision
 from onelip.methods.fourier.frequencies import Period
 from onelip.methods.fourier.maps import DenseMap, FrequencyMap, OrthogonalMap
 from onelip.methods.fourier.plain import plain_periodic
+from onelip.methods.norms.power_iteration import stored_bound
 
 SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -115,17 +115,16 @@ class FourierConv(LipschitzModule):
             y = y.flatten(2 + axis, 3 + axis)
         return y
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The proved constant: by construction, or from the stored matrices if there is no parametrization."""
         if not parametrize.is_parametrized(self, "weight"):
             return stored_norm(self.weight.detach())
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, FrequencyMap) or maps is None or len(maps) != 1 or found.size != self.size:
-            raise UnknownLipschitzConstant("expected FourierConv with its own parametrization, got another one")
+            return Bound(None, "FourierConv with another parametrization than its own")
         original = maps.original
         assert isinstance(original, Tensor)
-        return found.constant_in(original.dtype)
+        return Bound(found.constant_in(original.dtype), found.describe())
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the plain layers for `onelip.bake`."""
@@ -138,14 +137,11 @@ class FourierConv(LipschitzModule):
         return f"{self.in_channels}, {self.out_channels}, input_size={self.input_size}, size={self.size}{spaced}"
 
 
-def stored_norm(weight: Tensor) -> float:
+def stored_norm(weight: Tensor) -> Bound:
     """Return a proved bound on the norms of complex matrices, stored as (b, rows, columns, 2)."""
     real, imaginary = weight.unbind(-1)
     matrices = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
-    try:
-        return bound_weight(matrices.flatten(0, 1), Geometry(False, len(weight), (), (), ())).value
-    except (NonFiniteWeight, OverflowError) as error:
-        raise UnknownLipschitzConstant(str(error)) from error
+    return stored_bound(matrices.flatten(0, 1), Geometry(False, len(weight), (), (), ()))
 
 
 def replaced(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.guards import ImageSizeGuard
+from onelip.core.lipschitz_module import ImageSizeGuard
 from onelip.methods.fourier.frequencies import real_waves
-from onelip.nn.maxmin import MaxMin
+from onelip.nn.activations import MaxMin
 
 
 class LayerSizeGuard(ImageSizeGuard):

@@ -9,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.bounds import bound_weight
 from onelip.core.arguments import check_integer
-from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant
 from onelip.core.geometry import geometry_of, padding_of
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import (
     attach,
     check_lipschitz,
@@ -30,7 +28,7 @@ from onelip.methods.fourier.layer import SUPPORTED, check_periodic, check_suppor
 from onelip.methods.fourier.maps import DenseMap, FrequencyMap
 from onelip.methods.fourier.plain import plain_by_frequency, plain_dense
 from onelip.methods.method import Method
-from onelip.methods.norms.power_iteration import MATRIX
+from onelip.methods.norms.power_iteration import MATRIX, stored_bound
 
 
 class Sandwich(LipschitzModule):
@@ -117,22 +115,21 @@ class Sandwich(LipschitzModule):
                 h = h + self.bias.reshape(-1, *(1 for _ in self.input_size))
             return period(F.relu(h), A.mH).to(x.dtype)
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The proved constant: from the parametrization of P, or for a baked layer from the stored P."""
-        norm = self._norm_of_weight()
+        found = self._norm_of_weight()
+        if (norm := found.constant) is None:
+            return found
         # The float sqrt(2) is rounded and used twice: two units of rounding.
         square = multiply_up(norm, norm) * (1 + 2.0**-50)
         if not square < math.inf:
-            raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
-        return multiply_up(square, self.lipschitz)
+            return Bound(None, f"the norm of its weight, up to {norm}, is too large")
+        return Bound(multiply_up(square, self.lipschitz), found.why)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
         """Return the plain layers for `onelip.bake`; None if ||P|| <= 1 is not proved."""
-        try:
-            if not self._norm_of_weight() <= 1 + 2.0**-10:
-                return None
-        except UnknownLipschitzConstant:
+        norm = self._norm_of_weight().constant
+        if norm is None or not norm <= 1 + 2.0**-10:
             return None
         # With z = [0 x] the layer is the part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
         P, bias = tensors["weight"], None if self.bias is None else self.bias.detach() * math.sqrt(0.5)
@@ -141,18 +138,14 @@ class Sandwich(LipschitzModule):
             return plain_by_frequency(P, bias, inputs, outputs, factor, size=self.input_size)
         return plain_dense(P, bias, inputs, outputs, factor, axes=self.axes)
 
-    def _norm_of_weight(self) -> float:
+    def _norm_of_weight(self) -> Bound:
         if not parametrize.is_parametrized(self, "weight"):
-            if self.input_size:
-                return stored_norm(self.weight.detach())
-            try:
-                return bound_weight(self.weight.detach(), MATRIX).value
-            except (NonFiniteWeight, OverflowError) as error:
-                raise UnknownLipschitzConstant(str(error)) from error
+            weight = self.weight.detach()
+            return stored_norm(weight) if self.input_size else stored_bound(weight, MATRIX)
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, (DenseMap, FrequencyMap)) or maps is None or len(maps) != 1:
-            raise UnknownLipschitzConstant("expected Sandwich with its own parametrization, got another one")
-        return found.constant_in(self.weight.dtype)
+            return Bound(None, "Sandwich with another parametrization than its own")
+        return Bound(found.constant_in(self.weight.dtype), found.describe())
 
     def _sized(self) -> str:
         return f" and spatial size {self.input_size}, for which it was built" if self.input_size else ""

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from onelip.bounds import bound_weight
 from onelip.core.arguments import check_integer, per_axis
+from onelip.core.errors import NonFiniteWeight
 from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.lipschitz_module import Bound
 from onelip.core.parametrization import LipschitzParametrization, weight_of, working_type
 from onelip.core.precision import full_precision
 from onelip.methods.orthogonal.reshaped import stored_constant
@@ -160,6 +162,15 @@ class KnownBound:
             self._bound = bound_weight(weight, geometry, effort="high").value
             self._weight, self._geometry = weight.clone(), geometry
         return self._bound
+
+
+def stored_bound(weight: Tensor, geometry: Geometry, known: KnownBound | None = None) -> Bound:
+    """Return the bound of a stored weight, or why it has none; `known` avoids a second proof of the same weight."""
+    try:
+        norm = bound_weight(weight.detach(), geometry).value if known is None else known(weight, geometry)
+    except (NonFiniteWeight, OverflowError) as error:
+        return Bound(None, str(error))
+    return Bound(norm, "stored weights")
 
 
 def overlap_of_rows(geometry: Geometry, weight_shape: Sequence[int]) -> int:

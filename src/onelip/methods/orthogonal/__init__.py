@@ -8,5 +8,6 @@ are orthogonal convolutions (BCOP, AOC). SOC is the exponential of a skew convol
 - `reshaped`: the base class `ReshapedOrthogonal`, and `stored_constant`, the constant after rounding a weight.
 - `bjorck`, `oni`, `cholesky`: methods on reshaped kernels.
 - `block_kernels`: the base class `BlockOrthogonal`; `bcop`, `aoc`: the methods.
-- `skew`: skew kernels and the norm of their truncated exponential; `soc`, `soc_cr`: the methods.
+- `skew`: skew kernels and the norm of their truncated exponential; `soc`: the method, with and without
+  certificate regularisation.
 """

@@ -1,7 +1,8 @@
-"""SOC, skew orthogonal convolutions ("SOP" in the table of the AOL paper)."""
+"""SOC, skew orthogonal convolutions ("SOP" in the table of the AOL paper), and SOC with certificate regularisation."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer, check_number
-from onelip.core.errors import UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -23,16 +24,18 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.core.saved_settings import SavedSettings
+from onelip.core.state_dicts import SavedSettings
 from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
 from onelip.graph.ops.movement import space_to_depth
 from onelip.methods.method import Method, PaperRow
+from onelip.methods.norms.last_layer import lln
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
 from onelip.methods.orthogonal.steps import UNIT64
+from onelip.nn import Householder
 
 # Relative bound of the rounding of the kernel in float32, u sqrt(channels * taps).
 _SLACK = 2.0**-10
@@ -148,8 +151,7 @@ class SOC(LipschitzModule):
         """Bound on the norm of the series for a kernel of the nominal norm, with slack for rounding."""
         return gain(self.terms, math.ceil(self.norm * (1 + _SLACK) * 256) / 256)
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The proved constant: by construction, or from the stored kernel if there is no parametrization."""
         weight = self.weight
         norm = self.norm * (1 + _SLACK)
@@ -157,16 +159,17 @@ class SOC(LipschitzModule):
             found = parametrization_list(self)
             only = found[0] if found is not None and len(found) == 1 else None
             if not isinstance(only, SkewKernel) or only.norm != self.norm:
-                raise UnknownLipschitzConstant("expected SOC with its own parametrization, got another one")
+                return Bound(None, "SOC with another parametrization than its own")
             rounding = torch.finfo(weight.dtype).eps / 2 * math.sqrt(weight[0].numel())
             norm = max(norm, self.norm * (1 + 2 * rounding))
         else:
             norm = skew_norm_bound(weight.detach().unflatten(0, (self.groups, -1)))
         if not norm <= 6:
-            raise UnknownLipschitzConstant(f"expected a skew kernel of moderate norm, got one of norm up to {norm}")
+            return Bound(None, f"the norm of its skew kernel, up to {norm}, is above 6")
         # Rounded up to few values, so that the exact arithmetic is cached.
         series = gain(self.terms, math.ceil(norm * 256) / 256)
-        return self.lipschitz if series <= self._series else multiply_up(self.factor, series)
+        constant = self.lipschitz if series <= self._series else multiply_up(self.factor, series)
+        return Bound(constant, "exponential of a skew kernel")
 
     def extra_repr(self) -> str:
         return (
@@ -372,4 +375,22 @@ METHOD = Method(
         "drop_factor": 0.1,
     },
     note="odd kernels that keep the size; strides by space to depth",
+)
+
+# The layers and the guarantee are those of `soc`; the loss is `onelip.losses.CertificateRegularisation`.
+WITH_REGULARISATION = replace(
+    METHOD,
+    name="soc-cr",
+    title="SOC + CR: Householder activations, normalised last layer, certificate regularisation (Singla et al., 2022)",
+    citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
+    '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
+    paper=None,
+    options=(),
+    loss="certificate-regularisation",
+    loss_options={"per_pair": True},
+    certificate="pairs",
+    activation=Householder,
+    head=lln,
+    hyperparameters={**METHOD.hyperparameters, "offset": 0.0, "temperature": 1.0},
+    note="layers of SOC; certified per pair of classes",
 )

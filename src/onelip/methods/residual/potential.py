@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.errors import NonFiniteWeight, UnknownLipschitzConstant, UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import geometry_of
-from onelip.core.lipschitz_module import LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import check_lipschitz, find_parametrization, original_of, weight_of
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
 from onelip.methods.fourier.plain import plain_dense
-from onelip.methods.norms.power_iteration import KnownBound
+from onelip.methods.norms.power_iteration import KnownBound, stored_bound
 
 _SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WAY_OUT = "use a method without residual connection, e.g. 'aol' or 'soc'"
@@ -91,14 +91,16 @@ class ConvexPotential(LipschitzModule):
         y = torch.add(x, step, alpha=-2)  # one pass over memory, also for the derivative; doubling is exact
         return y if self.lipschitz == 1 else y * self.lipschitz
 
-    @property
-    def lipschitz_constant(self) -> float:
+    def bound(self) -> Bound:
         """The proved constant: from the parametrization of V, or for a baked layer from the stored V."""
-        norm = self._norm_of_weight()
+        found = self._norm_of_weight()
+        if (norm := found.constant) is None:
+            return found
         expansion = 1.0 if norm <= 1 else 2 * norm**2 * (1 + 2.0**-50) - 1
         if not expansion < math.inf:
-            raise UnknownLipschitzConstant(f"expected a weight of moderate norm, got one of norm up to {norm}")
-        return self.lipschitz if expansion == 1 else multiply_up(self.lipschitz, expansion)
+            return Bound(None, f"the norm of its weight, up to {norm}, is too large")
+        constant = self.lipschitz if expansion == 1 else multiply_up(self.lipschitz, expansion)
+        return Bound(constant, found.why)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
         """Return the plain layers for `onelip.bake`; None if the layer is kept."""
@@ -111,23 +113,18 @@ class ConvexPotential(LipschitzModule):
 
     def _is_bounded(self) -> bool:
         """Return whether ||V|| <= 1 is proved, up to rounding."""
-        try:
-            return self._norm_of_weight() <= 1 + 2.0**-10
-        except UnknownLipschitzConstant:
-            return False
+        norm = self._norm_of_weight().constant
+        return norm is not None and norm <= 1 + 2.0**-10
 
-    def _norm_of_weight(self) -> float:
+    def _norm_of_weight(self) -> Bound:
         if not parametrize.is_parametrized(self, "weight"):
-            try:
-                return self._known_bound(self.weight, self.geometry)
-            except (NonFiniteWeight, OverflowError) as error:
-                raise UnknownLipschitzConstant(str(error)) from error
+            return stored_bound(self.weight, self.geometry, self._known_bound)
         found = find_parametrization(self)
         fits = found is not None and found.geometry == self.geometry and found.weight_shape == tuple(self._shape)
         claimed = found.constant_in(original_of(self).dtype) if found is not None and fits else None
-        if claimed is None:
-            raise UnknownLipschitzConstant("expected a parametrization that bounds the weight, got another one")
-        return claimed
+        if found is None or claimed is None:
+            return Bound(None, "no parametrization that bounds its weight")
+        return Bound(claimed, found.describe())
 
     @property
     def _shape(self) -> tuple[int, ...]:
