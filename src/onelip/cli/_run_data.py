@@ -28,7 +28,7 @@ def load_run_data(config: "RunConfig", root: Path | None, advice: str = "") -> "
     from onelip.data import DataNotFound, load_data
 
     try:
-        data = load_data(config.recipe.data, root or config.data_root)
+        data = load_data(config.recipe.data, root or config.data_root, image_size=config.recipe.resize_to)
     except DataNotFound as error:
         raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
     if data.fingerprint != config.fingerprint:
@@ -53,9 +53,10 @@ def load_labelled(
     if other is None:
         data = load_run_data(config, root, "; to use them nevertheless, name them with --data")
         return part_of(data, split)
-    found = all_labelled(other)
+    size = config.recipe.resize_to
+    found = all_labelled(other, size)
     if found is None:
-        found = part_of(load_data(other, root or config.data_root), split)
+        found = part_of(load_data(other, root or config.data_root, image_size=size), split)
     elif (data := found.split_as_for_training()) is not None and data.fingerprint == config.fingerprint:
         found = part_of(data, split)
     elif split == "train":
