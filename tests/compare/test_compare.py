@@ -17,11 +17,11 @@ from _runs import FORKS, same_bytes
 from rich.console import Console
 
 from onelip.cli.compare import run as command
-from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module
-from onelip.compare.page import columns
+from onelip.compare import Budget, Plan, compare, comparison_tables, measures, run as run_module
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
+from onelip.report import comparison_page, write_report
 from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
 
@@ -160,10 +160,10 @@ def test_table_and_page_have_a_row_for_each(finished):
     for word in ("none", "aol", "failed", "epochs", "accuracy", "36/255", "step", "memory", "predict", "constant"):
         assert word in text
     page = (out / "index.html").read_text()
-    assert page == render_page(record)
-    assert [column.text(record["rows"][0]) for column in columns(record) if column.title == "CRA by"] == ["-"]
+    assert page == comparison_page(record, out)
     assert page.count("<tr>") == 4
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3  # training, accuracies, singular values
+    assert comparison_page(record).count("<svg") == 2  # without the logs
     for word in (
         "aol",
         "none",
@@ -177,13 +177,25 @@ def test_table_and_page_have_a_row_for_each(finished):
     assert "src=" not in page
 
 
+def test_a_report_of_a_comparison_adds_what_files_do_not_have(finished, tmp_path):
+    out, _, _ = finished
+    missing, _ = write_report([out], tmp_path / "page.html", attack_images=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>patchwise-tiny on digits: methods compared</title>" in page
+    assert "failed: the method &#39;lln&#39; supports Linear" in page
+    assert page.count("<h3>JᵀJ of a layer</h3>") == 2
+    assert ">step</button>" in page
+    # The images of this test are not those of the data set.
+    assert [line.split(": ")[:2] for line in missing] == [["none", "test images"], ["aol", "test images"]]
+
+
 def test_pages_escape_what_is_not_ours(finished):
     _, record, _ = finished
     row = {**record["rows"][-1], "why": "<script>alert(1)</script>"}
-    page = render_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
+    page = comparison_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
     assert "<script>alert" not in page
     assert "--out &#39;&lt;b&gt;" in page
-    assert "No method has finished" in render_page({**record, "rows": []})
+    assert "No method has finished" in comparison_page({**record, "rows": []})
 
 
 def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):

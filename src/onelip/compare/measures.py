@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from onelip.certification.audit import audit
-from onelip.compare.spectrum import spectrum_of_network
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped
+from onelip.core.errors import RunError, Stopped, reason
 from onelip.core.images import to_float
 from onelip.data import Batches, ImageData, validation_split
+from onelip.gram.spectrum import spectrum_of_network
 from onelip.training.build import build_model, make_augmentation, set_layout
 from onelip.training.distributed import find_device, use_threads
 from onelip.training.evaluation import is_channels_last
@@ -303,18 +303,6 @@ def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
     found = audit(plain, to_float(data.test_images[:2]), lower=False, effort="high")
     why = None if found.upper is not None else "; ".join(found.unproved)
     return {"proved": found.upper, "why": why}
-
-
-def reason(error: Exception) -> str:
-    """An error as one line; errors other than those of onelip and the operating system start with their type.
-
-    Examples:
-        >>> reason(KeyError("weight"))
-        "KeyError: 'weight'"
-    """
-    text = " ".join(str(error).split())
-    ours = type(error).__module__.startswith("onelip.") or type(error) is ValueError
-    return text if text and (ours or isinstance(error, OSError)) else f"{type(error).__name__}: {text}"
 
 
 def _or_reason(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from onelip._version import __version__
-from onelip.compare.measures import epochs_within, measure, peak_mebibytes, reason
-from onelip.compare.page import render_page
+from onelip.compare.measures import epochs_within, measure, peak_mebibytes
 from onelip.compare.plan import PLAIN, Plan
-from onelip.core.errors import RecipeError, RunError, Stopped
+from onelip.core.errors import RecipeError, RunError, Stopped, reason
 from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.methods.registry import METHODS
+from onelip.report.page import comparison_page
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
 from onelip.training.distributed import stop_on_signals
@@ -237,7 +237,7 @@ def _begin(plan: Plan, data: ImageData, kept: dict[str, Any] | None, command: st
 
 def _write(out: Path, record: dict[str, Any]) -> None:
     write_json(out / "comparison.json", record)
-    write_whole(out / "index.html", render_page(record).encode())
+    write_whole(out / "index.html", comparison_page(record, out).encode())
 
 
 def _find(record: dict[str, Any], method: str) -> dict[str, Any] | None:
