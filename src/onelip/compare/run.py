@@ -69,7 +69,7 @@ def compare(
     """
     out, shown = Path(out), display or Display(None)
     kept = _read_kept(out, plan)
-    data = load_data(plan.recipe.data, data_root) if data is None else data
+    data = load_data(plan.recipe.data, data_root, image_size=plan.recipe.resize_to) if data is None else data
     _check_fits(plan, data)
     with locked(out, "the comparison is in use by another process"):
         record = _begin(plan, data, kept, command or shlex.join(sys.argv))

@@ -68,7 +68,7 @@ class LayerFactory:
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int,
+        kernel_size: int | tuple[int, int],
         *,
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
@@ -100,7 +100,7 @@ class LayerFactory:
         self,
         in_channels: int,
         out_channels: int,
-        factor: int,
+        factor: int | tuple[int, int],
         *,
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
@@ -114,7 +114,7 @@ class LayerFactory:
         try:
             return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor, **settings)
         except UnsupportedLayer:
-            if factor == 1 or settings:
+            if not isinstance(factor, int) or factor == 1 or settings:
                 raise
             smaller = None if input_size is None else tuple(n // factor for n in input_size)
             pointwise = self.conv2d(in_channels * factor**2, out_channels, 1, input_size=smaller)
