@@ -65,13 +65,13 @@ class Browser:
             self.errors.append(str(what["args"]))
         return event
 
-    def open(self, page: Path, *, width: int = 1200, dark: bool = False) -> None:
-        """Load a file at a width in pixels and a colour scheme."""
+    def open(self, page: Path | str, *, width: int = 1200, dark: bool = False) -> None:
+        """Load a file, or an address of this machine, at a width in pixels and a colour scheme."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1}
         self.call("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         end = time.monotonic() + 60
         while self.run("document.readyState") != "complete" or self.run("location.href") == "about:blank":
             assert time.monotonic() < end
@@ -111,7 +111,11 @@ def browser(folder: Path) -> Iterator[Browser]:
     flags = [
         *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
         *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"),
+        *(
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            "--hide-scrollbars",
+            f"--user-data-dir={folder / 'profile'}",
+        ),
     ]
     process = subprocess.Popen(
         ["bash", "-c", command, CHROMIUM, *flags],

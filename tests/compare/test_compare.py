@@ -96,13 +96,7 @@ def test_recipes_differ_in_the_method_and_its_own_numbers_only():
 
 def test_epochs_that_fit_into_a_time(monkeypatch):
     """A step of half a second, four batches an epoch: five epochs in 11 seconds, none in one."""
-    now = [0.0]
-
-    def step(images, labels):
-        now[0] += 0.5
-
-    monkeypatch.setattr(measures, "training_step", lambda *args: step)
-    monkeypatch.setattr(measures.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measures, "seconds_per_step", lambda *args: 0.5)
     assert measures.epochs_within(11.0, SHARED, small_data()) == 5
     assert measures.epochs_within(2.0, SHARED, small_data()) == 1
     with pytest.raises(
@@ -201,9 +195,9 @@ def test_pages_escape_what_is_not_ours(finished):
 def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):
     out, before, _ = finished
     trained = []
-    real = run_module.train
+    real = run_module.train_or_reuse
     monkeypatch.setattr(
-        run_module, "train", lambda recipe, *a, **k: trained.append(recipe.method) or real(recipe, *a, **k)
+        run_module, "train_or_reuse", lambda recipe, *a, **k: trained.append(recipe.method) or real(recipe, *a, **k)
     )
     record = compare(plan_of(f"aol,{FAILS},clipping"), out, data=small_data(), memory=False, command="again")
     assert trained == ["clipping"]
@@ -220,7 +214,7 @@ def test_failed_methods_are_tried_again_if_asked(tmp_path, monkeypatch, quick):
         raise Diverged("expected a finite loss, got nan: the run has diverged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", diverge)
+        patch.setattr(run_module, "train_or_reuse", diverge)
         for retry in (False, False, True):
             record = compare(plan_of("aol"), tmp_path, data=small_data(), retry=retry, memory=False)
     assert tried == ["aol", "aol"]
@@ -283,7 +277,7 @@ def test_two_at_once_are_refused(tmp_path):
 
 def test_a_time_budget_is_cut_into_epochs_once(tmp_path, monkeypatch, quick):
     monkeypatch.setattr(run_module, "epochs_within", lambda seconds, recipe, data: 3)
-    real = run_module.train
+    real = run_module.train_or_reuse
 
     def stop(recipe, out, **settings):
         real(recipe, out, **settings)
@@ -291,7 +285,7 @@ def test_a_time_budget_is_cut_into_epochs_once(tmp_path, monkeypatch, quick):
         raise Stopped("stopped", signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", stop)
+        patch.setattr(run_module, "train_or_reuse", stop)
         with pytest.raises(Stopped):
             compare(plan_of("aol", "10m"), tmp_path, data=small_data(), memory=False)
     assert json.loads((tmp_path / "comparison.json").read_text())["rows"] == []  # stopped is not failed
@@ -378,7 +372,7 @@ def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):
         def stop(*args, error=error, **settings):
             raise error
 
-        monkeypatch.setattr(run_module, "train", stop)
+        monkeypatch.setattr(run_module, "train_or_reuse", stop)
         assert command(flags(archive, tmp_path / "out", "--methods", "aol", "--budget", "1ep")) == code
         assert "resume with\n  onelip compare --data" in capsys.readouterr().err
 

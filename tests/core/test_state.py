@@ -287,7 +287,7 @@ class Begins(nn.Module):
 
 
 def test_the_first_call_is_a_call():
-    with pytest.raises(CannotTrace, match="another one for four samples than for two before"):
+    with pytest.raises(CannotTrace, match="another one for 4 samples than for two before"):
         trace(Begins(), torch.rand(2, 3))
 
 

@@ -31,9 +31,10 @@ def load_labelled(
     if other is None:
         data = load_run_data(config, root, "; to use them nevertheless, name them with --data")
         return part_of(data, split)
-    found = all_labelled(other)
+    size = config.recipe.resize_to
+    found = all_labelled(other, size)
     if found is None:
-        found = part_of(load_data(other, root or config.data_root), split)
+        found = part_of(load_data(other, root or config.data_root, image_size=size), split)
     elif (data := found.split_as_for_training()) is not None and data.fingerprint == config.fingerprint:
         found = part_of(data, split)
     elif split == "train":

@@ -19,7 +19,7 @@ def load_run_data(config: RunConfig, root: str | Path | None = None, advice: str
         RunError: if the data are missing, or not those of the run.
     """
     try:
-        data = load_data(config.recipe.data, root or config.data_root)
+        data = load_data(config.recipe.data, root or config.data_root, image_size=config.recipe.resize_to)
     except DataNotFound as error:
         raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
     if data.fingerprint != config.fingerprint:
