@@ -152,6 +152,28 @@ def measured() -> str:
     return table(heads, rows)
 
 
+def fast() -> str:
+    """Runs of the fast networks on CIFAR-10, by CPU seconds."""
+    rows = [
+        (row["what"], f"{row['passes']:g}", row["cpu_seconds"], row["wall_seconds"], row["accuracy"], row["cra"])
+        for row in read("fast_training")["rows"]
+    ]
+    cells = [
+        (what, passes, f"{cpu:.0f}", f"{wall:.0f}", *(f"{100 * share:.1f}" for share in (accuracy, *cra.values())))
+        for what, passes, cpu, wall, accuracy, cra in sorted(rows, key=lambda row: row[2])
+    ]
+    return table(("run", "passes", "CPU s", "elapsed s", "accuracy", *PAPER[1]), cells)
+
+
+def pairs() -> str:
+    """Matched pairs of the fast networks."""
+    rows = [
+        (row["name"], f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}", f"{row['cpu_seconds']:.0f}")
+        for row in read("fast_ablation")["rows"]
+    ]
+    return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
+
+
 def shown(number: float | None, form: str) -> str:
     """A number as text; - for none."""
     return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
@@ -160,6 +182,7 @@ def shown(number: float | None, form: str) -> str:
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
+    RESULTS.parent / "docs" / "training.md": (fast, pairs),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
 }
 
