@@ -69,7 +69,7 @@ def test_proved_certified_and_checked(tmp_path, options):
     plain = onelip.bake(trained(**options)).double().eval()
     images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
     assert onelip.audit(plain, images[:1].double() / 255).upper <= 1 + 1e-6
-    found = onelip.certify(plain, images, proof="exact")
+    found = onelip.certify(plain, images, exact=True)
     assert found.constant <= 1 + 1e-6
     save_plain(plain, tmp_path / "plain.safetensors")
     np.save(tmp_path / "images.npy", images.numpy())

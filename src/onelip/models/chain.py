@@ -104,11 +104,15 @@ class Chain:
 
     def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
         """Add a convolution with kernel size and stride `factor`, zero-padded if the size is not a multiple of it."""
+        # Not larger than the image: taps that only see padding get a gradient of uninitialised memory from oneDNN.
+        window = min(factor, self.size[0]), min(factor, self.size[1])
         # As many zeros on both sides as half of the missing pixels, rounded up: all pixels are in one window each.
-        padding = tuple(-(-((-n) % factor) // 2) for n in self.size)
+        padding = tuple(-(-((-n) % k) // 2) for n, k in zip(self.size, window, strict=True))
         settings = {"padding": padding} if any(padding) else {}
-        layer = self._make.downsample(self.channels, channels, factor, input_size=self.size, **settings)
-        self._linear("conv", layer, (channels, *(-(-n // factor) for n in self.size)), activation)
+        side = window[0] if window[0] == window[1] else window
+        layer = self._make.downsample(self.channels, channels, side, input_size=self.size, **settings)
+        size = (-(-n // k) for n, k in zip(self.size, window, strict=True))
+        self._linear("conv", layer, (channels, *size), activation)
 
     def linear(self, features: int, *, activation: bool = True) -> None:
         """Add a fully connected layer."""

@@ -48,7 +48,8 @@ def fast(
     Args:
         widths: channels of each stage, even; the last is that of the fully connected layers.
         depths: layers of each stage.
-        patch: side of a patch. Default: 4 for images of at least 16 x 16, else 2.
+        patch: side of a patch. Default: 2 for images below 16 x 16, 4 below 128 x 128, else the power of two with 16 to
+            31 patches along the shorter side (8 for 224 x 224).
         overlap: rows and columns that neighbouring patches share (`onelip.nn.lapped_patches`): even, at most `patch`; 0
             for patches that tile the image. Default: 2, or 0 for patches of one pixel.
         centred: centre the channels before each activation.
@@ -60,7 +61,7 @@ def fast(
         raise ValueError(f"expected two or more widths and as many depths, got {list(widths)} and {list(depths)}")
     options = {"side": "auto", **(method_options or {})} if method == "aol" else method_options
     net = Chain(method=method, method_options=options, **common)
-    patch = check_integer("patch", (4 if min(net.size) >= 16 else 2) if patch is None else patch)
+    patch = check_integer("patch", _patch(min(net.size)) if patch is None else patch)
     overlap = (2 if patch > 1 else 0) if overlap is None else check_integer("overlap", overlap, 0, patch)
     net.centre("centre")
     net.is_centred = centred
@@ -83,6 +84,13 @@ def fast(
         net.linear(stages[-1][0])
     net.head()
     return net.build()
+
+
+def _patch(size: int) -> int:
+    """The default side of a patch. Larger images have larger patches, so that a step costs about the same."""
+    if size < 16:
+        return 2
+    return max(4, 1 << (size // 16).bit_length() - 1)
 
 
 @register_model

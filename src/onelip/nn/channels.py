@@ -147,7 +147,10 @@ class Normalize(LipschitzModule):
         super().__init__()
         means, stds = (_buffer(value, device, dtype) for value in (mean, std))
         if len(means) != len(stds) or not len(means):
-            raise ValueError(f"expected one mean and one std per channel, got {len(means)} means and {len(stds)} stds")
+            raise ValueError(
+                f"expected one mean and one std per channel, got {len(means)} means and {len(stds)} stds; "
+                "pass as many means as stds"
+            )
         is_known = not (means.is_meta or stds.is_meta)
         if is_known and not bool((stds > 0).all() and torch.isfinite(stds).all() and torch.isfinite(means).all()):
             raise ValueError(f"expected finite means and stds above 0, got {means.tolist()} and {stds.tolist()}")
