@@ -25,6 +25,7 @@ COMMANDS = {
     "audit": "prove the Lipschitz constant of any network, layer by layer",
     "export": "export a network as plain weights, as ONNX or for a hub",
     "compare": "train the same network with several methods and compare them",
+    "zoo": "list the trained networks of the package, or describe one",
     "data": "list data sets, or download one",
     "models": "list the architectures, or describe one",
     "methods": "list the methods that make a layer 1-Lipschitz, or describe one",
