@@ -101,7 +101,7 @@ def tasks(name: str, folder: Path) -> dict[str, Callable[[], object]]:
     np.save(folder / "images.npy", images.numpy())
     certify: Any = onelip.certify
     certify = certify if callable(certify) else certify.certify
-    found = certify(plain, images, proof="exact")
+    found = certify(plain, images, exact=True)
     path = folder / "cert.json"
     write_certificate(
         path, found, images, WeightFile(folder / "plain.safetensors"), source="", images_file="images.npy"
@@ -109,7 +109,7 @@ def tasks(name: str, folder: Path) -> dict[str, Callable[[], object]]:
     example = torch.rand(1, *shape)
     return {
         "audit": lambda: audit(model, example),
-        "proof": lambda: onelip.prove(model, shape, "exact"),
+        "proof": lambda: onelip.prove(model, shape, exact=True),
         "check": lambda: check(path),
     }
 

@@ -96,7 +96,7 @@ def save_certificate(folder: Path, model: nn.Module, images: Tensor, labels: Ten
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "w.safetensors"
     )
     np.save(folder / "images.npy", images.numpy())
-    found = certify(model, images, labels=labels, proof="exact")
+    found = certify(model, images, labels=labels, exact=True)
     files = WeightFile(folder / "w.safetensors")
     write_certificate(folder / "cert.json", found, images, files, source="fuzz", images_file=folder / "images.npy")
     return json.loads((folder / "cert.json").read_text())

@@ -93,7 +93,7 @@ def test_what_has_no_rule_is_refused(between):
 def test_numbers_of_the_code_are_in_no_file(tmp_path):
     model = net(lambda m, x: 2 * x - 1)
     images = torch.randint(0, 256, (2, 2, 2, 2), dtype=torch.uint8)
-    found = onelip.certify(model, images, proof="exact")
+    found = onelip.certify(model, images, exact=True)
     save_plain(model, tmp_path / "plain.safetensors")
     files = WeightFile(tmp_path / "plain.safetensors", None)
     with pytest.raises(ProofError, match="a constant of the code"):

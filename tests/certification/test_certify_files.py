@@ -37,7 +37,7 @@ def everything(tmp_path_factory):
     model.double()
     images = torch.randint(0, 256, (8, 2, 6, 6), dtype=torch.uint8)
     np.save(folder / "images.npy", images.numpy())
-    found = certify(model, images, torch.arange(8) % 3, proof="exact")
+    found = certify(model, images, torch.arange(8) % 3, exact=True)
     files = WeightFile(folder / "plain.safetensors")
     write_certificate(folder / "cert.json", found, images, files, source="made up", images_file="images.npy")
     return folder, model, found, images
@@ -89,7 +89,7 @@ def test_a_certificate_needs_an_exact_sound_proof(everything, tmp_path):
     folder, model, found, images = everything
     files = WeightFile(folder / "plain.safetensors")
     ordinary = certify(model, images, mode="real-arithmetic", proof=found.proof)
-    with pytest.raises(ProofError, match="sound mode with proof='exact'"):
+    with pytest.raises(ProofError, match="sound mode with exact=True"):
         write_certificate(tmp_path / "cert.json", ordinary, images, files, source="")
     with pytest.raises(ProofError, match="images that were certified"):
         write_certificate(tmp_path / "cert.json", found, images[:3], files, source="")
@@ -126,7 +126,7 @@ def test_a_constant_that_no_file_holds(tmp_path):
 
     model = Hidden().double().eval()
     images = torch.tensor([[0.2, 0.9]])
-    found = certify(model, images, proof="exact")
+    found = certify(model, images, exact=True)
     assert found.certified() == 1
     save_file({"other": torch.zeros(1)}, tmp_path / "w.safetensors")
     with pytest.raises(ProofError, match="register it as a buffer"):
@@ -141,7 +141,7 @@ def test_shared_layers(tmp_path, tied):
     plain = onelip.bake(model)
     save_file({k: v.clone() for k, v in plain.state_dict().items()}, tmp_path / "w.safetensors")
     images = torch.rand(3, 4, dtype=torch.float64)
-    found = certify(plain.double(), images, proof="exact")
+    found = certify(plain.double(), images, exact=True)
     write_certificate(tmp_path / "c.json", found, images, WeightFile(tmp_path / "w.safetensors"), source="")
     assert checker.check(tmp_path / "c.json")["accepted"]
 

@@ -88,7 +88,7 @@ def test_rounding_costs_next_to_nothing(found):
 
 def test_fast_and_exact_proofs_agree(found):
     plain, images, certification = found
-    exact = certify(plain, images, proof="exact")
+    exact = certify(plain, images, exact=True)
     assert exact.proof.kind == "exact"
     assert bool((exact.radii >= certification.radii).all())
     fast = certify(plain, images, effort="high")  # which has the same bounds of convolutions
@@ -166,8 +166,10 @@ def test_programs_that_are_refused_in_the_sound_mode(found):
         certify(onelip.bake(plain).to("meta"), images)
     with pytest.raises(ValueError, match="'sound' or 'real-arithmetic'"):
         certify(plain, images, mode="safe")
-    with pytest.raises(ValueError, match="'fast' or 'exact'"):
+    with pytest.raises(ValueError, match="got 'quick'; for exact proofs use exact=True"):
         certify(plain, images, proof="quick")
+    with pytest.raises(ValueError, match="the given proof is not exact"):
+        certify(plain, images, proof=certification.proof, exact=True)
     with pytest.raises(ValueError, match="batch_size"):
         certify(plain, images, batch_size=0)
     with pytest.raises(ValueError, match="30 integer labels"):
@@ -221,7 +223,7 @@ def test_a_cholesky_claim_that_exact_arithmetic_cannot_prove(monkeypatch):
         return exact_bound(weight, geometry)
 
     monkeypatch.setattr("onelip.certification.proof.exact_bound", stubborn)
-    assert prove(nn.Linear(3, 2), (3,), "exact").kind == "exact"
+    assert prove(nn.Linear(3, 2), (3,), exact=True).kind == "exact"
 
 
 def test_weights_that_are_not_finite():

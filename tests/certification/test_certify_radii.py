@@ -223,9 +223,9 @@ def test_real_arithmetic_leaves_the_loss_out():
 
 def test_a_proof_serves_many_images():
     model = linear_model(torch.eye(3).double())
-    proof = prove(model, (3,), "exact")
+    proof = prove(model, (3,), exact=True)
     images = torch.rand(4, 3).double()
-    assert torch.equal(certify(model, images, proof=proof).radii, certify(model, images, proof="exact").radii)
+    assert torch.equal(certify(model, images, proof=proof).radii, certify(model, images, exact=True).radii)
     assert proof.constant == pytest.approx(1.0, rel=1e-8)
     assert "exact" in str(proof)
 

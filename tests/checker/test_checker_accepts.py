@@ -204,7 +204,7 @@ def test_certificates_of_the_library(name, tmp_path):
     images = torch.randint(0, 256, (3, 4, 6, 6), dtype=torch.uint8)
     save_file(model.state_dict(), tmp_path / "plain.safetensors")
     np.save(tmp_path / "images.npy", images.numpy())
-    found = certify(model, images, torch.tensor([0, 1, 2]), proof="exact")
+    found = certify(model, images, torch.tensor([0, 1, 2]), exact=True)
     path = tmp_path / "cert.json"
     write_certificate(path, found, images, WeightFile(tmp_path / "plain.safetensors"), source="random")
     verdict = check(path, images=tmp_path / "images.npy")

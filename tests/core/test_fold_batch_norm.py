@@ -216,11 +216,11 @@ def test_the_three_numbers_hold_in_fractions():
     assert onelip.prove(model, (2, 4, 4)).head.node == len(program.nodes) - 1
 
 
-@pytest.mark.parametrize("proof", ["fast", "exact"])
-def test_no_exact_point_within_the_radius_has_another_class(proof):
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_no_exact_point_within_the_radius_has_another_class(is_exact):
     """Steepest directions and random ones to the end of the radius, the program in fractions."""
     model = network()
-    found = onelip.certify(model, IMAGES, proof=proof)
+    found = onelip.certify(model, IMAGES, exact=is_exact)
     assert found.certified() == len(IMAGES)
     assert found.proof is not None
     plain = onelip.bake(model)
@@ -259,7 +259,7 @@ def test_real_arithmetic_is_about_the_model_as_it_is():
 
 def files(tmp_path):
     model = network()
-    found = onelip.certify(model, IMAGES, torch.tensor([0, 1, 2, 0]), proof="exact")
+    found = onelip.certify(model, IMAGES, torch.tensor([0, 1, 2, 0]), exact=True)
     save_plain(model, tmp_path / "plain.safetensors")
     np.save(tmp_path / "images.npy", IMAGES.numpy())
     path = tmp_path / "c.json"

@@ -45,6 +45,6 @@ def _certificate(run: Path) -> dict:
     images = torch.randint(0, 256, (3, 1, 8, 8), generator=generator, dtype=torch.uint8)
     place = RunDirectory(run)
     model = load_run(run).plain.double()
-    found = onelip.certify(model, images, model(images.double() / 255).argmax(1), proof="exact", effort="quick")
+    found = onelip.certify(model, images, model(images.double() / 255).argmax(1), exact=True, effort="quick")
     files = WeightFile(place.plain, place.config)
     return certificate_of(found, images, files, folder=run, source="random")

@@ -61,7 +61,7 @@ def test_audit_and_summary():
 def test_sound_mode_and_checker(tmp_path):
     model = mirrored()
     images = torch.randint(0, 256, (4, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    found = onelip.certify(model, images, proof="exact")
+    found = onelip.certify(model, images, exact=True)
     assert found.certified() > 0
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     path = tmp_path / "certificate.json"

@@ -241,7 +241,7 @@ def test_certified_checked_and_exported(apply, tmp_path):
     ).eval()
     save_plain(model, tmp_path / "plain.safetensors")
     images = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8)
-    found = onelip.certify(onelip.bake(model).double().eval(), images, proof="exact")
+    found = onelip.certify(onelip.bake(model).double().eval(), images, exact=True)
     assert found.constant < 1 + 1e-5
     assert found.certified() == 3
     np.save(tmp_path / "images.npy", images.numpy())

@@ -24,8 +24,8 @@ def digits():
 def times(monkeypatch, step, evaluation, bfloat16=None):
     """Pretend that steps and evaluations take these seconds."""
     low = step if bfloat16 is None else bfloat16
-    monkeypatch.setattr(module, "_seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
-    monkeypatch.setattr(module, "_seconds_per_evaluation", lambda *_: evaluation)
+    monkeypatch.setattr(module, "seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
+    monkeypatch.setattr(module, "seconds_per_evaluation", lambda *_: evaluation)
 
 
 def fitted(monkeypatch, digits, seconds, step, evaluation):

@@ -36,8 +36,8 @@ def write(folder, *sizes, count=6, mode="RGB", classes=("cat", "dog")):
 @pytest.fixture
 def quick(monkeypatch):
     """Pretend that steps and evaluations take these seconds."""
-    monkeypatch.setattr(budget, "_seconds_per_step", lambda *_: 0.05)
-    monkeypatch.setattr(budget, "_seconds_per_evaluation", lambda *_: 0.1)
+    monkeypatch.setattr(budget, "seconds_per_step", lambda *_: 0.05)
+    monkeypatch.setattr(budget, "seconds_per_evaluation", lambda *_: 0.1)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Classifier:
         if logits.dim() != 2 or logits.shape[0] != len(points) or logits.shape[1] < 2:
             raise ValueError(
                 f"expected the model to return scores ({len(points)}, classes) for two or more classes, "
-                f"got shape {tuple(logits.shape)}"
+                f"got shape {tuple(logits.shape)}; attack a classifier"
             )
         return logits
 
@@ -97,9 +97,14 @@ def flat_classifier(model: nn.Module, images: Tensor) -> tuple[Classifier, Tenso
     if model.training:
         raise ValueError("expected a model in eval mode, got one in training mode; call model.eval()")
     if images.dim() < 2 or not images.numel():
-        raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(images.shape)}")
+        raise ValueError(
+            f"expected a batch of images (N, ...), got shape {tuple(images.shape)}; "
+            "for one image, add a batch axis with image[None]"
+        )
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise ValueError(f"expected uint8 or floating-point images, got {images.dtype}")
+        raise ValueError(
+            f"expected uint8 or floating-point images, got {images.dtype}; use images.to(torch.uint8) for values 0..255"
+        )
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     device = images.device if weight is None else weight.device
     dtype = (torch.float64 if images.dtype == torch.uint8 else images.dtype) if weight is None else weight.dtype
@@ -110,7 +115,7 @@ def flat_classifier(model: nn.Module, images: Tensor) -> tuple[Classifier, Tenso
         )
     points = to_float(images.to(device), dtype)
     if not points.isfinite().all():
-        raise ValueError("expected finite images, got a NaN or an infinity")
+        raise ValueError("expected finite images, got a NaN or an infinity; remove these images")
     return Classifier(model, images.shape[1:], dtype, device), points.detach().flatten(1)
 
 

@@ -163,7 +163,7 @@ def _check_claims(images: Tensor, classes: Tensor, radii: Tensor | None) -> None
         if given is not None and given.shape != images.shape[:1]:
             raise ValueError(f"expected a {name} for each of {len(images)} images, got shape {tuple(given.shape)}")
     if classes.dtype != torch.int64:
-        raise ValueError(f"expected classes of torch.int64, got {classes.dtype}")
+        raise ValueError(f"expected classes of torch.int64, got {classes.dtype}; use classes.long()")
     if radii is not None and not (radii >= 0).all():  # also true for NaN
         raise ValueError("expected radii of at least 0, got a negative number or NaN; use 0 for no claim")
 

@@ -86,7 +86,9 @@ def _weight(module: nn.Module) -> Tensor:
     # In training mode some parametrizations compute another weight, and change their state.
     weight = tensor_in_eval_mode(module, "weight") if is_parametrized else getattr(module, "weight", None)
     if not isinstance(weight, Tensor):
-        raise TypeError(f"expected a layer with a weight, got {type(module).__name__}")
+        raise TypeError(
+            f"expected a layer with a weight, got {type(module).__name__}; use onelip.audit for other modules"
+        )
     if isinstance(module, nn.modules.conv._ConvNd) and tuple(weight.shape[2:]) != tuple(module.kernel_size):
         raise UnsupportedLayer(
             f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch goes "

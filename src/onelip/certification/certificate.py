@@ -61,7 +61,7 @@ def write_certificate(
 
     Args:
         path: path of the new file; the paths in it are relative to its directory.
-        certification: the result of `certify` for these images in the sound mode, with `proof="exact"`.
+        certification: the result of `certify` for these images in the sound mode, with `exact=True`.
         images: the certified images.
         files: weights and config; the weights in the file must be those of the proof.
         source: origin of the images, as a note for readers.
@@ -114,13 +114,16 @@ def make_certificate(
     if certification.mode != "sound" or proof is None or proof.kind != "exact":
         kind = None if proof is None else proof.kind
         raise ProofError(
-            f"expected a certification in the sound mode with proof='exact', got mode {certification.mode!r} with "
+            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} with "
             f"proof {kind!r}: a file holds exact fractions only; certify again"
         )
     found = images_hash(images)
     shape = (len(certification.classes), *proof.program.input_shape)
     if tuple(images.shape) != shape or found != certification.images_sha256:
-        raise ProofError(f"expected the images that were certified, got others of shape {tuple(images.shape)}")
+        raise ProofError(
+            f"expected the images that were certified, got others of shape {tuple(images.shape)}; "
+            "pass the images that were given to certify"
+        )
     check_weights(proof.program, files.weights)
     body: dict[str, Any] = {
         "format": FORMAT,
@@ -177,7 +180,7 @@ def file_hash(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise ProofError(f"{path}: expected a readable file, got {error.strerror}") from error
+        raise ProofError(f"{path}: expected a readable file, got {error.strerror}; check the path") from error
 
 
 def check_weights(program: Program, path: Path) -> None:
@@ -185,7 +188,9 @@ def check_weights(program: Program, path: Path) -> None:
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ProofError(f"{path}: expected a safetensors file of the weights, got {error}") from error
+        raise ProofError(
+            f"{path}: expected a safetensors file of the weights, got {error}; write it with onelip.export.save_plain"
+        ) from error
     for name, tensor in stored.items():
         if tensor.dtype not in (torch.float32, torch.float64):
             raise ProofError(f"{path}: expected float32 and float64 only, got {tensor.dtype} in {name!r}; leave it out")
@@ -199,7 +204,10 @@ def check_weights(program: Program, path: Path) -> None:
             if name not in stored:
                 raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
             if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
-                raise ProofError(f"{path}: expected the weights of the proof, got others in {name!r}")
+                raise ProofError(
+                    f"{path}: expected the weights of the proof, got others in {name!r}; "
+                    "save the weights of the certified model"
+                )
 
 
 def _node(proof: Proof, index: int) -> dict[str, Any]:
@@ -232,7 +240,9 @@ def _results(certification: Certification) -> list[dict[str, Any]]:
     labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
     outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
     if outside:
-        raise ProofError(f"expected labels from 0 to {certification.logits.shape[1] - 1}, got {outside[0]}")
+        raise ProofError(
+            f"expected labels from 0 to {certification.logits.shape[1] - 1}, got {outside[0]}; count classes from 0"
+        )
     columns = (labels, certification.classes.tolist(), certification.logits.tolist(), certification.radii.tolist())
     return [
         {
@@ -275,7 +285,7 @@ def check_network(certificate: Mapping[str, Any], plain: nn.Module, files: Mappi
     for key, path in files.items():
         named = certificate[key]
         if named is None:
-            raise ProofError(f"{key}: expected the SHA-256 of {path}, got null")
+            raise ProofError(f"{key}: expected the SHA-256 of {path}, got null; certify again with this file")
         if named["sha256"] != file_hash(path):
             raise ProofError(f"{key}: {path} is not the file that was certified (SHA-256 differs)")
     program = program_of(plain, tuple(certificate["images"]["shape"]))
@@ -283,7 +293,7 @@ def check_network(certificate: Mapping[str, Any], plain: nn.Module, files: Mappi
         check_weights(program, files["weights"])
     own, nodes = [node.record() for node in program.nodes], certificate["nodes"]
     if len(nodes) != len(own):
-        raise ProofError(f"nodes: expected the {len(own)} of the network, got {len(nodes)}")
+        raise ProofError(f"nodes: expected the {len(own)} of the network, got {len(nodes)}; certify the network again")
     for index, (mine, theirs) in enumerate(zip(own, nodes, strict=True)):
         for key, value in mine.items():
             if repr(theirs.get(key)) != repr(value):
@@ -310,7 +320,12 @@ def find_images(certificate: Mapping[str, Any], parts: Mapping[str, tuple[Tensor
             for index, result in enumerate(certificate["results"]):
                 if result["label"] != int(labels[index]):
                     expected, got = int(labels[index]), json.dumps(result["label"])
-                    raise ProofError(f"result {index}: expected the label {expected} of the data, got {got}")
+                    raise ProofError(
+                        f"result {index}: expected the label {expected} of the data, got {got}; "
+                        "certify again with these labels"
+                    )
             return name
     first = f"the first {data['count']} images of {' or '.join(parts)}"
-    raise ProofError(f"images: expected {first}, got others ({data['source']})")
+    raise ProofError(
+        f"images: expected {first}, got others ({data['source']}); pass the data that were certified, or certify again"
+    )

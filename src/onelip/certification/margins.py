@@ -136,5 +136,5 @@ def _check_scores(scores: Tensor) -> None:
     if scores.dim() != 2 or scores.shape[1] < 2 or not scores.is_floating_point():
         raise ValueError(
             f"expected floating-point scores (N, classes) of two classes or more, got {scores.dtype} "
-            f"{tuple(scores.shape)}"
+            f"{tuple(scores.shape)}; pass the outputs of a classifier"
         )

@@ -10,7 +10,7 @@ radius = min_j (f_y - f_j) / slope_yj. The class is the same at every smaller di
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ def certify(
     labels: Tensor | None = None,
     *,
     mode: Mode = "sound",
-    proof: Literal["fast", "exact"] | Proof = "fast",
+    exact: bool = False,
+    proof: Proof | None = None,
     batch_size: int = 250,
     effort: Effort = "normal",
     progress: Progress | None = None,
@@ -51,7 +52,9 @@ def certify(
         labels: (N) int64, for accuracy and certified robust accuracy.
         mode: "sound" for the network as it runs, rounding included; "real-arithmetic" for the usual claim without
             rounding, in any precision.
-        proof: "fast", "exact" (needs python-flint), or the result of `prove` for this model and image shape.
+        exact: bound the layers in rational arithmetic, which needs python-flint, instead of float64 with error terms.
+            Both are proofs; certificate files need the exact one.
+        proof: an earlier result of `prove` or `certify` for this model and image shape, to save time.
         batch_size: number of images per forward pass; changes only speed and memory.
         effort: more effort gives tighter bounds of the layers.
         progress: function that is called with the number of completed steps, their total number, and a title.
@@ -79,28 +82,46 @@ def certify(
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}")
     check_images(images)
     _check_labels(labels, len(images))
-    certify_in = _certify_soundly if mode == "sound" else _certify_ordinarily
+    if proof is not None and not isinstance(proof, Proof):
+        raise ValueError(
+            f"expected proof to be a result of onelip.prove, got {proof!r}; for exact proofs use exact=True"
+        )
+    if proof is not None and exact and proof.kind != "exact":
+        raise ValueError("the given proof is not exact: pass onelip.prove(model, shape, exact=True), or no proof")
+    how = _How(proof, exact, batch_size, effort, progress)
     if mode == "sound":
         check_sound(model)
     with unchanged(model):
-        return certify_in(model, images, labels, proof, batch_size, effort, progress)
+        return (_certify_soundly if mode == "sound" else _certify_ordinarily)(model, images, labels, how)
 
 
-def _certify_soundly(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor | None,
-    proof: Literal["fast", "exact"] | Proof,
-    batch_size: int,
-    effort: Effort,
-    progress: Progress | None,
-) -> Certification:
+@dataclass(frozen=True)
+class _How:
+    """The options of `certify` that both modes use."""
+
+    proof: Proof | None
+    exact: bool
+    batch_size: int
+    effort: Effort
+    progress: Progress | None
+
+    def proof_for(self, plain: nn.Module, points: Tensor) -> Proof:
+        """The given proof, if it is one of this network, or a new one; tested at the points."""
+        shape = tuple(points.shape[1:])
+        if self.proof is None:
+            return prove_baked(plain, shape, self.exact, self.effort, self.progress, points)
+        check_same(self.proof, plain, shape)
+        falsify(claims_of(self.proof, points), points[:2])
+        return self.proof
+
+
+def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
     plain, points = plain_of(model), _points(images)
-    proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
-    check_backends(proved.program, batch_size)
+    proved = how.proof_for(plain, points)
+    check_backends(proved.program, how.batch_size)
     check_model(proved, model, points)
     _check_range(labels, proved.program.classes)
-    logits = _run(plain, images, batch_size, torch.float64, progress, _Comparison(proved))
+    logits = _run(plain, images, torch.float64, how, _Comparison(proved))
     radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
     return Certification(
         mode="sound",
@@ -116,30 +137,20 @@ def _certify_soundly(
     )
 
 
-def _certify_ordinarily(
-    model: nn.Module,
-    images: Tensor,
-    labels: Tensor | None,
-    proof: Literal["fast", "exact"] | Proof,
-    batch_size: int,
-    effort: Effort,
-    progress: Progress | None,
-) -> Certification:
-    plain = bake(
-        model, fold=False
-    ).eval()  # without folding: this claim does not include the rounding of folded weights
+def _certify_ordinarily(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
+    plain = bake(model, fold=False).eval()  # not folded: this claim does not include the rounding of folded weights
     like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
     proved, points = None, _points(images)
     try:
-        proved = _proof_for(plain, tuple(images.shape[1:]), proof, effort, progress, points)
+        proved = how.proof_for(plain, points)
         constant, claims = proved.constant, claims_of(proved, points)
     except ProofError:
-        if isinstance(proof, Proof):  # of another model
+        if how.proof is not None:  # of another model
             raise
-        constant, claims = _audited(plain, points, effort)
+        constant, claims = _audited(plain, points, how.effort)
     reference = Reference(claims, [like.dtype])
     check_model_itself(model, reference, points, like)
-    logits = _run(plain, images, batch_size, like.dtype, progress, _Comparison(reference)).double().cpu()
+    logits = _run(plain, images, like.dtype, how, _Comparison(reference)).double().cpu()
     _check_range(labels, logits.shape[1])
     head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
     return Certification(
@@ -169,48 +180,31 @@ def _points(images: Tensor) -> Tensor:
     return example_points(to_float(chosen, torch.float64), 4)
 
 
-def _proof_for(
-    plain: nn.Module,
-    shape: tuple[int, ...],
-    proof: Literal["fast", "exact"] | Proof,
-    effort: Effort,
-    progress: Progress | None,
-    points: Tensor,
-) -> Proof:
-    if not isinstance(proof, Proof):
-        return prove_baked(plain, shape, proof, effort, progress, points)
-    check_same(proof, plain, shape)
-    falsify(claims_of(proof, points), points[:2])
-    return proof
-
-
 @torch.no_grad()
 def _run(
     plain: nn.Module,
     images: Tensor,
-    batch_size: int,
     dtype: torch.dtype,
-    progress: Progress | None,
-    check: Callable[[Tensor, Tensor], None] | None = None,
+    how: _How,
+    check: Callable[[Tensor, Tensor], None],
 ) -> Tensor:
     """Logits (N, classes) of all images, computed by the model itself."""
     device = next((p.device for p in plain.parameters()), torch.device("cpu"))
     parts, done = [], 0
     with full_precision(device):
-        for part in images.split(batch_size):
+        for part in images.split(how.batch_size):
             batch = to_float(part.to(device), dtype)
             logits = plain(batch)
             if logits.dim() != 2 or logits.shape[0] != len(batch) or logits.shape[1] < 2:
                 raise ProofError(
                     f"expected logits (images, classes) of two classes or more, got the shape {tuple(logits.shape)} "
-                    f"for {len(batch)} images"
+                    f"for {len(batch)} images; certify a classifier, or use onelip.audit"
                 )
-            if check is not None:
-                check(batch, logits)
+            check(batch, logits)
             parts.append(logits)
             done += len(batch)
-            if progress is not None:
-                progress(done, len(images), "images")
+            if how.progress is not None:
+                how.progress(done, len(images), "images")
     return torch.cat(parts)
 
 
@@ -267,7 +261,10 @@ def _check_labels(labels: Tensor | None, count: int) -> None:
     if labels is None:
         return
     if labels.dtype not in (torch.int64, torch.int32) or labels.shape != (count,):
-        raise ValueError(f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(
+            f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}; "
+            "pass one class index for each image"
+        )
 
 
 def _check_range(labels: Tensor | None, classes: int) -> None:

@@ -77,8 +77,8 @@ class Proof:
 def prove(
     model: nn.Module,
     input_shape: Sequence[int],
-    proof: Kind = "fast",
     *,
+    exact: bool = False,
     effort: Effort = "normal",
     progress: Progress | None = None,
 ) -> Proof:
@@ -90,7 +90,8 @@ def prove(
     Args:
         model: a plain or parametrized network; float32 weights are converted to float64, which is exact.
         input_shape: shape of one image (channels, height, width).
-        proof: "fast", or "exact", which needs python-flint.
+        exact: bound the layers in rational arithmetic, which needs python-flint, instead of float64 with error terms.
+            Both are proofs; certificate files need the exact one.
         effort: more effort gives tighter bounds of the layers.
         progress: function that is called for every layer with the number of completed layers, their total number, and
             the name of the layer.
@@ -112,7 +113,7 @@ def prove(
     """
     with unchanged(model):
         points = example_points(torch.full((1, *_checked_shape(input_shape)), 0.5), 4)
-        proved = prove_baked(plain_of(model), input_shape, proof, effort, progress, points)
+        proved = prove_baked(plain_of(model), input_shape, exact, effort, progress, points)
         check_model(proved, model, points)
     return proved
 
@@ -120,22 +121,23 @@ def prove(
 def prove_baked(
     plain: nn.Module,
     input_shape: Sequence[int],
-    kind: Kind,
+    exact: bool,
     effort: Effort,
     progress: Progress | None,
     points: Tensor,
 ) -> Proof:
     """`prove` for a network that is baked already, which is unchanged; tested at the given points."""
-    if kind not in ("fast", "exact"):
-        raise ValueError(f"expected a proof 'fast' or 'exact', got {kind!r}; pick one")
-    proved = _prove(program_of(plain, _checked_shape(input_shape)), kind, effort, progress or _silent)
+    program = program_of(plain, _checked_shape(input_shape))
+    proved = _prove(program, "exact" if exact else "fast", effort, progress or _silent)
     falsify(claims_of(proved, points), points[:2])
     return proved
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise ValueError(f"expected the shape of one image (channels, height, width), got {shape!r}")
+        raise ValueError(
+            f"expected the shape of one image (channels, height, width), got {shape!r}; leave out the batch axis"
+        )
     return tuple(shape)
 
 
@@ -185,7 +187,10 @@ def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
         CannotTrace: if the model has no fixed graph now.
     """
     if proof.program.input_shape != shape:
-        raise ProofError(f"expected images of the proof's shape {proof.program.input_shape}, got {shape}")
+        raise ProofError(
+            f"expected images of the proof's shape {proof.program.input_shape}, got {shape}; "
+            "prove the model for this shape"
+        )
     if (changed := first_difference(proof.program, program_of(plain, shape))) is not None:
         raise ProofError(
             f"expected the program that was proved, got a model that is another one now: {changed}; prove it again"

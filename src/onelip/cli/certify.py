@@ -95,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
             images,
             labels,
             mode=command.mode,
-            proof="exact" if command.exact or command.out is not None else "fast",
+            exact=command.exact or command.out is not None,
             batch_size=command.batch_size,
             effort=command.effort,
             progress=progress,

@@ -72,7 +72,8 @@ class ChannelAffine(LipschitzModule):
         axes = x.dim() - 2
         if (axes != self.axes and (axes, self.axes) != (0, 1)) or x.shape[1] != self.channels:
             raise ValueError(
-                f"expected an input (batch, {self.channels}, {self.axes} spatial axes), got shape {tuple(x.shape)}"
+                f"expected an input (batch, {self.channels}, {self.axes} spatial axes), got shape {tuple(x.shape)}; "
+                "check the layer before it"
             )
         shape = (-1, *(1,) * axes)
         return x * self.weight.reshape(shape) + self.bias.reshape(shape)

@@ -124,7 +124,10 @@ def geometry_of(module: nn.Module, input_size: int | Sequence[int] | None = None
         return Geometry(False, 1, (), (), ())
     if not isinstance(module, LINEAR_LAYERS):
         names = ", ".join(layer.__name__ for layer in LINEAR_LAYERS)
-        raise UnsupportedLayer(f"expected one of {names}, got {type(module).__name__}")
+        raise UnsupportedLayer(
+            f"expected one of {names}, got {type(module).__name__}; "
+            "apply the method to these layers only, or use onelip.constrain"
+        )
     assert isinstance(module, nn.modules.conv._ConvNd)
     return _conv_geometry(module, input_size)
 

@@ -23,7 +23,7 @@ def check_images(images: Tensor) -> None:
             "use images.to(torch.uint8) for values 0..255"
         )
     if images.dim() >= 2 and len(images) == 0:
-        raise ValueError(f"expected at least one image, got none (shape {tuple(images.shape)})")
+        raise ValueError(f"expected at least one image, got none (shape {tuple(images.shape)}); pass a batch of images")
     if images.dim() < 2 or images.numel() == 0:
         raise ValueError(
             f"expected images of shape (N, channels, height, width), got {tuple(images.shape)}; "

@@ -131,7 +131,10 @@ def weight_of(module: nn.Module, geometry: Geometry, name: str = "weight") -> Te
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 + len(geometry.kernel_size):
         shape = tuple(weight.shape) if isinstance(weight, Tensor) else weight
-        raise ValueError(f"expected {name!r} to be a weight of {type(module).__name__}, (out, in, ...), got {shape}")
+        raise ValueError(
+            f"expected {name!r} to be a weight of {type(module).__name__}, (out, in, ...), got {shape}; "
+            "pass the name of the weight as `name`"
+        )
     working_type(weight.dtype)
     return weight
 

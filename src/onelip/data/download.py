@@ -151,14 +151,20 @@ class _Download:
             length = response.headers.get("Content-Length", "")
             total = have + int(length) if length.isdigit() else None
             if total is not None and total > self.cap:
-                raise FetchError(f"{address}: expected at most {self.cap} bytes, got a file of {total}")
+                raise FetchError(
+                    f"{address}: expected at most {self.cap} bytes, got a file of {total}; "
+                    "it is not the expected file: pass another url"
+                )
             if total is not None and (free := shutil.disk_usage(self.part.parent).free) < total - have:
                 raise OSError(errno.ENOSPC, f"{total - have} bytes are needed and {free} are free")
             for chunk in _chunks(response, address):
                 have += len(chunk)
                 if have > self.cap:
                     self.out.truncate(0)
-                    raise FetchError(f"{address}: expected at most {self.cap} bytes, got more")
+                    raise FetchError(
+                        f"{address}: expected at most {self.cap} bytes, got more; "
+                        "it is not the expected file: pass another url"
+                    )
                 self.out.write(chunk)
                 if self.progress is not None:
                     self.progress(self.file.name, have, total)

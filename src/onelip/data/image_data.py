@@ -128,7 +128,9 @@ def check_images_and_labels(images: Tensor, labels: Tensor, what: str) -> None:
     if 0 in images.shape:
         raise DataError(f"{what}: expected at least one image of at least one pixel, got shape {tuple(images.shape)}")
     if labels.dtype != torch.int64 or labels.dim() != 1:
-        raise DataError(f"{what}: expected int64 labels (N), got {labels.dtype} {tuple(labels.shape)}")
+        raise DataError(
+            f"{what}: expected int64 labels (N), got {labels.dtype} {tuple(labels.shape)}; use labels.long()"
+        )
     if len(labels) != len(images):
         raise DataError(f"{what}: expected one label for each image, got {len(images)} images, {len(labels)} labels")
 
@@ -178,7 +180,10 @@ def stratified_split(
         members = order[classes[order] == label]
         if len(members) < 2:
             name = label if class_names is None else repr(class_names[label])
-            raise DataError(f"expected at least two images of each class to split them, got one of class {name}")
+            raise DataError(
+                f"expected at least two images of each class to split them, got one of class {name}; "
+                "remove the class, or add images"
+            )
         held.append(members[: min(max(round(fraction * len(members)), 1), len(members) - 1)])
     mask = np.zeros(len(classes), dtype=bool)
     mask[np.concatenate(held)] = True

@@ -133,7 +133,9 @@ def _labels(array: np.ndarray, what: str) -> np.ndarray:
     if array.ndim == 2 and array.shape[1] == 1:  # as Keras and MedMNIST save them
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DataError(f"{what}: expected integers (N), got {array.dtype} {array.shape}")
+        raise DataError(
+            f"{what}: expected integers (N), got {array.dtype} {array.shape}; store class indices, one for each image"
+        )
     return array.astype(np.int64)
 
 
@@ -141,7 +143,10 @@ def _class_names(given: np.ndarray | None, labels: np.ndarray, count: int, path:
     """Names of the classes; by default the numbers from 0, of which there may be at most one more than `count`."""
     if given is not None:
         if given.ndim != 1 or given.dtype.kind != "U":
-            raise DataError(f"{path}: expected class_names as a list of text, got {given.dtype} {given.shape}")
+            raise DataError(
+                f"{path}: expected class_names as a list of text, got {given.dtype} {given.shape}; "
+                'store np.array(["cat", "dog"])'
+            )
         return tuple(str(name) for name in given)
     top = int(labels.max(initial=0))
     # Every number up to the largest label becomes a class; one huge label would create millions of empty classes.

@@ -1,4 +1,8 @@
-"""Steps that bring parts of one tensor together again, bounded by what they read rather than by the sum of all.
+"""Steps that join parts of one tensor again, bounded by which entries they read.
+
+Example: `a, b = x.chunk(2, 1); y = torch.cat([a.abs(), b], 1)`. The rule of `cat` alone bounds y by sqrt(2), since it
+does not know that a and b are different parts of x. With weights for each entry of x, a has (1, 0), its absolute value
+too, b has (0, 1), and y has their sum (1, 1): its constant is 1.
 
 Let A be the last call through which all operands of a step depend on the input (its dominator). Each operand, and then
 the step itself, gets weights w_i >= 0, one for each entry of A, with
@@ -8,13 +12,16 @@ the step itself, gets weights w_i >= 0, one for each entry of A, with
 so the step is sqrt(max w)-Lipschitz in A. The weights follow the program:
 
     A itself            1
-    slices, sums        rows, see _rows.py: which entries of A are read, and with which factors
+    slices, sums        rows (_rows.py, _row_rules.py): which entries of A are read, and with which factors
     L-Lipschitz maps    L^2 times the weights of the operand
     side by side        the sum of the weights: where the parts are disjoint, each entry of A is in one of them
     f + g               (1 + t) w_f + (1 + 1/t) w_g for any t > 0, as |a + b|^2 <= (1 + t) |a|^2 + (1 + 1/t) |b|^2
 
 Where parts overlap, both weights count: nothing is assumed of them. Several operands that reach A through one call D
 are first bounded together in terms of D.
+
+`Joint` follows the calls and knows their dominators. A `_Region` belongs to one A and computes weights over its
+entries. An `_Entity` is a call, or a tensor between calls that Note [Orders] adds.
 
 Note [Orders]
     The maximum and the minimum of two tensors are two slices of one tensor: of the two, side by side, sorted pair by
@@ -26,7 +33,7 @@ Note [Orders]
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -36,12 +43,12 @@ from torch.utils._pytree import tree_map
 
 from onelip.core.rounding import multiply_up, up, up_root
 from onelip.graph import _rows
+from onelip.graph._row_rules import OPERATIONS, may_have_rows, rows_of_call
 from onelip.graph._rows import Decisions, NoRows, Rows
 from onelip.graph.calls import Call, Graph, Ref
-from onelip.graph.ops.movement import COPIES, MOVES, SPLITS, inserted, trace_entries
-from onelip.graph.step import Refusal, Step, StepBound, check_alike, find_rule
+from onelip.graph.ops.movement import MOVES, SPLITS, trace_entries
+from onelip.graph.step import Refusal, Step, StepBound, find_rule
 
-_TYPES = (torch.float32, torch.float64, torch.bool)
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor")
 _PAIRS = {  # which half of the sorted pair
     **dict.fromkeys(("aten.maximum.default", "aten.max.other", "aten.fmax.default"), 1),
@@ -53,26 +60,6 @@ _ORDERS_OF_SEVERAL = (
     "aten.max.dim", "aten.min.dim", "aten.aminmax.default", "aten.median.dim", "aten.kthvalue.default",
     "aten.topk.default", "aten.sort.default", "aten.sort.stable",
 )  # fmt: skip
-_SIGNS = {  # of a negative number, of zero, of a positive one
-    "sign": (-1.0, 0.0, 1.0), "sgn": (-1.0, 0.0, 1.0),
-    "gt": (0.0, 0.0, 1.0), "ge": (0.0, 1.0, 1.0), "lt": (1.0, 0.0, 0.0), "le": (1.0, 1.0, 0.0),
-}  # fmt: skip
-_SLOPES = {"relu": (0.0, 1.0), "abs": (-1.0, 1.0)}
-# Increasing functions have slopes from 0 to their constant, others from minus to plus it.
-_INCREASING = {
-    "tanh", "sigmoid", "atan", "asinh", "erf", "selu", "celu", "log_sigmoid", "hardtanh", "relu6", "hardsigmoid",
-    "clamp", "clamp_min", "clamp_max", "softshrink",
-}  # fmt: skip
-_SMOOTH = _INCREASING | {"gelu", "silu", "mish", "hardswish", "elu", "sin", "cos", "prelu"}
-_ENTRY_BY_ENTRY = {
-    *_SMOOTH,
-    *_SIGNS, *_SLOPES, "add", "sub", "rsub", "mul", "div", "neg", "leaky_relu", "logical_not", "bitwise_not"
-}  # fmt: skip
-_OPERATIONS = {
-    f"aten.{name}.{overload}" for name in _ENTRY_BY_ENTRY for overload in ("default", "Tensor", "Scalar")
-} | {"aten.where.self"}
-
-
 _MEETS = 2.0**-40  # how far pieces may be apart, of their coefficients: see Note [Jumps] of _rows.py
 
 
@@ -157,7 +144,7 @@ class Joint:
         if verdict.is_refused:
             # Perhaps it has rows: a product with a mask jumps, and a sum of two may not.
             self._refused.add(call.index)
-            return self._new(*unknown) if call.op not in _OPERATIONS else self._plain(call, None)
+            return self._new(*unknown) if call.op not in OPERATIONS else self._plain(call, None)
         is_lost = any(self.of_call[read.index] in self._roots for read in reads) or (
             call.op == "getitem" and reads[0].index in self._refused
         )
@@ -352,7 +339,9 @@ class _Region:
                 missing.pop()
                 continue
             entity = self.joint.entities[missing[-1]]
-            has_rows = entity.positions is not None or (entity.call is not None and self._may_have_rows(entity.call))
+            has_rows = entity.positions is not None or (
+                entity.call is not None and may_have_rows(entity.call, self.joint.graph.batch)
+            )
             on = (*entity.operands, entity.parent) if has_rows else (entity.parent,)
             if unknown := [other for other in on if other not in found]:
                 missing += unknown
@@ -365,11 +354,6 @@ class _Region:
             else:
                 found[last] = found[entity.parent]
         return found[number]
-
-    def _may_have_rows(self, call: Call) -> bool:
-        is_known = call.op in _OPERATIONS or call.op in MOVES or call.op in COPIES
-        is_fit = call.dtype in _TYPES and call.shape[:1] == (self.joint.graph.batch,)
-        return is_known and is_fit
 
     def has_parts(self, operands: Sequence[int]) -> bool:
         """Whether weights may say more than constants: for two operands at least that do not read everything."""
@@ -557,87 +541,23 @@ class _Region:
         return self._rows[number]
 
     def _made(self, entity: _Entity) -> Rows:
-        operands = [self._rows[operand] for operand in entity.operands]
-        if any(rows is None for rows in operands):
-            raise NoRows
         if entity.positions is not None:
-            (source,) = operands
-            assert source is not None
-            return _rows.pick(source, entity.positions())
+            return _rows.pick(self._read(entity.operands[0]), entity.positions())
         assert entity.call is not None
-        call, step = entity.call, self.joint.step(entity.call)
-        if call.op in COPIES:
-            if not (call.dtype.is_floating_point or self.joint.graph.calls[call.inputs[0]].dtype == call.dtype):
-                raise NoRows
-            return self._operand(step, call.arguments[0])
-        if call.op in MOVES and not (call.op == "aten.where.self" and isinstance(call.arguments[0], Ref)):
-            return self._moved(step)
-        name = call.op.split(".")[1]
-        if name in _SMOOTH:
-            if entity.factor is None:
-                raise NoRows
-            least = 0.0 if name in _INCREASING else -entity.factor
-            return self.decisions.smooth(self._operand(step, call.arguments[0]), least, entity.factor)
-        return self._entry_by_entry(step, name)
+        for operand in entity.operands:
+            self._read(operand)
 
-    def _operand(self, step: Step, argument: Any) -> Rows:
-        """An argument of a step entry by entry, broadcast."""
-        shape = step.call.shape
-        if isinstance(argument, Ref):
-            rows = self._rows.get(self.joint.of_call[argument.index])
-            if rows is None or len(rows.shape) != len(shape) - 1:
-                raise NoRows
-            return _rows.expand(rows, shape[1:])
-        check_alike(step, argument)
-        return _rows.constant(torch.as_tensor(argument, dtype=torch.float64).expand(shape)[0])
+        def read(call: int) -> Rows:
+            return self._read(self.joint.of_call[call])
 
-    def _moved(self, step: Step) -> Rows:
-        moved = trace_entries(step)
-        (piece,) = moved.pieces
-        parts = [self._rows[self.joint.of_call[owner.index]] for owner in moved.owners]
-        fixed = _rows.constant(inserted(step) if bool((piece == 0).any()) else torch.zeros(1))
-        everything = _rows.concatenate([*(part for part in parts if part is not None), fixed])
-        places = torch.arange(piece.numel()).reshape(piece.shape)
-        return _rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
+        return rows_of_call(self.joint.step(entity.call), entity.factor, read, self.decisions)
 
-    def _entry_by_entry(self, step: Step, name: str) -> Rows:
-        arguments = step.call.arguments
-        if not (step.call.dtype.is_floating_point or name in _SIGNS or "not" in name):
-            raise NoRows  # sums of booleans are no sums
-        first = self._operand(step, arguments[0])
-        if name in ("add", "sub", "rsub"):
-            alpha = float(step.argument("alpha"))
-            second = self._operand(step, arguments[1])
-            if name == "rsub":
-                first, second = second, first
-            return _rows.add(first, second if name == "add" and alpha == 1 else _rows.scale(second, alpha * (
-                1.0 if name == "add" else -1.0)))  # fmt: skip
-        if name == "mul":
-            return _rows.multiply(first, self._operand(step, arguments[1]))
-        if name == "div":
-            if isinstance(arguments[1], Ref):
-                raise NoRows
-            divisor = self._operand(step, arguments[1])
-            return _rows.multiply(first, replace(divisor, shift=1 / divisor.shift, is_exact=False))
-        if name == "neg":
-            return _rows.scale(first, -1.0)
-        if name in ("logical_not", "bitwise_not"):
-            if len(first.index) or step.call.dtype != torch.bool:
-                raise NoRows
-            return replace(first, shift=1 - first.shift)
-        if name == "where":
-            chosen, other = (self._operand(step, argument) for argument in arguments[1:])
-            if len(first.index):
-                raise NoRows
-            return _rows.add(
-                _rows.multiply(chosen, first), _rows.multiply(other, replace(first, shift=1 - first.shift))
-            )
-        if name in _SIGNS:
-            if len(arguments) == 2:
-                first = _rows.add(first, _rows.scale(self._operand(step, arguments[1]), -1.0))
-            return self.decisions.sign(first, _SIGNS[name])
-        slopes = _SLOPES.get(name) or (float(step.argument("negative_slope")), 1.0)
-        return self.decisions.apply(first, slopes)
+    def _read(self, number: int) -> Rows:
+        """The rows of an entity, which are made already."""
+        rows = self._rows.get(number)
+        if rows is None:
+            raise NoRows
+        return rows
 
 
 _REMARK = (

@@ -115,7 +115,9 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
         module = _LEAVES.get()[number]
         y = module.forward(x)
         if not isinstance(y, Tensor):
-            raise Refused(f"expected {type(module).__name__} to give one tensor, got {type(y).__name__}")
+            raise Refused(
+                f"expected {type(module).__name__} to give one tensor, got {type(y).__name__}; return a tensor"
+            )
         return y.clone()  # of its own memory, as torch wants it of an operation
 
     def shape_of(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
@@ -128,7 +130,9 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
             y = compute(sample, [], number)
             if not torch.equal(before, sample):
                 kind = type(_LEAVES.get()[number]).__name__
-                raise Refused(f"expected {kind} to leave its input alone, got one that writes into it")
+                raise Refused(
+                    f"expected {kind} to leave its input alone, got one that writes into it; clone the input first"
+                )
         if y.shape[:1] != (n,) and n != x.shape[0]:
             kind = type(_LEAVES.get()[number]).__name__
             raise Refused(f"expected {kind} to keep the batch as the first axis, got {tuple(y.shape)} of {n} samples")

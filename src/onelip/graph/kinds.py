@@ -305,7 +305,8 @@ class Normalize(Node):
         # A deviation of 2^-500 or less could lift what x - mean loses by underflow above ETA.
         if not (least >= 2.0**-500 and is_below(std, LIMIT) and is_below(mean, LIMIT)):
             raise ProofError(
-                f"expected deviations above 0 and finite means, all below 2^500, got others at {self.title}"
+                f"expected deviations above 0 and finite means, all below 2^500, got others at {self.title}; "
+                "check the numbers of the normalisation"
             )
         lipschitz, norm, error = before[0].fractions
         deviation = Fraction(least)
@@ -563,7 +564,7 @@ def propagate(node: Node, *before: State) -> State:
 
 def _below_limit(node: Node, value: float) -> Fraction:
     if not abs(value) < LIMIT:
-        raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}")
+        raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}; use a smaller factor")
     return Fraction(value)
 
 

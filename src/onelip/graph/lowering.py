@@ -78,7 +78,9 @@ class Lowering:
         if call.dtype != torch.float64:
             raise ProofError(f"{self.title}: expected float64 throughout, got {call.dtype}; use model.double()")
         if call.shape[0] != self.graph.batch:
-            raise ProofError(f"{self.title}: expected the batch to stay axis 0, got the shape {call.shape}")
+            raise ProofError(
+                f"{self.title}: expected the batch to stay axis 0, got the shape {call.shape}; keep samples on axis 0"
+            )
 
     @property
     def title(self) -> str:
@@ -111,7 +113,7 @@ class Lowering:
         """The axis that the layer works along (its `dim`), counted within one sample."""
         axis = self.module.dim % len(self.call.shape) - 1
         if axis < 0:
-            raise ProofError(f"{self.title}: expected an axis of one sample, got the batch axis")
+            raise ProofError(f"{self.title}: expected an axis of one sample, got the batch axis; use another `dim`")
         return axis
 
     def argument(self, name: str) -> Any:

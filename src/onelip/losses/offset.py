@@ -72,7 +72,8 @@ class OffsetLoss(Loss):
         """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""
         if scores.dim() != 2 or labels.shape != scores.shape[:1]:
             raise ValueError(
-                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}"
+                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}; "
+                "labels are class indices, not one-hot vectors"
             )
         scores = widened(scores)
         one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)

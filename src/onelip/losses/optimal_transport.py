@@ -94,13 +94,16 @@ def _critics(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if columns.dim() != 2 or labels.shape != columns.shape[:1]:
         raise ValueError(
             f"expected scores (N), (N, 1) or (N, classes) and labels (N), got {tuple(scores.shape)} and "
-            f"{tuple(labels.shape)}"
+            f"{tuple(labels.shape)}; labels are class indices, not one-hot vectors"
         )
     if columns.shape[1] > 1:
         classes = torch.arange(columns.shape[1], device=labels.device)
         return widened(columns), labels.unsqueeze(1) == classes
     if not bool(((labels == 0) | (labels == 1)).all()):
-        raise ValueError(f"expected labels 0 and 1 for one critic, got {labels.unique().tolist()[:5]}")
+        raise ValueError(
+            f"expected labels 0 and 1 for one critic, got {labels.unique().tolist()[:5]}; "
+            "use scores (N, classes) for more classes"
+        )
     return widened(columns), labels.unsqueeze(1) == 1
 
 

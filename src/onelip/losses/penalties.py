@@ -197,7 +197,10 @@ def gradient_penalty(
         10.0
     """
     if real.shape != fake.shape:
-        raise ValueError(f"expected samples of the same shape, got {tuple(real.shape)} and {tuple(fake.shape)}")
+        raise ValueError(
+            f"expected samples of the same shape, got {tuple(real.shape)} and {tuple(fake.shape)}; "
+            "use batches of the same size"
+        )
     shape = (len(real), *(1,) * (real.dim() - 1))
     part = torch.rand(shape, dtype=real.dtype, device=real.device, generator=generator)
     points = torch.lerp(fake.detach(), real.detach(), part).requires_grad_()

@@ -177,7 +177,10 @@ def _check_patterns(model: nn.Module, skip: list[str]) -> None:
     names = [name for name, _ in model.named_modules()]
     for pattern in skip:
         if not fnmatch.filter(names, pattern):
-            raise ValueError(f"expected skip to name modules of the model, got {pattern!r}, which matches none")
+            raise ValueError(
+                f"expected skip to name modules of the model, got {pattern!r}, which matches none; "
+                "see the names in model.named_modules()"
+            )
 
 
 def _refusal(layer: nn.Module, method: Method, options: dict[str, Any]) -> str | None:

@@ -3,57 +3,42 @@
 from onelip.core.arguments import did_you_mean
 from onelip.core.plugins import load_entry_points
 from onelip.methods.aol import METHOD as AOL
-from onelip.methods.fourier.bro import METHOD as BRO
-from onelip.methods.fourier.cayley import METHOD as CAYLEY
-from onelip.methods.fourier.eco import METHOD as ECO
-from onelip.methods.fourier.lot import METHOD as LOT
-from onelip.methods.fourier.sandwich import METHOD as SANDWICH
+from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
 from onelip.methods.free_weights import EMMA, GLORO, GRADIENT_PENALTY, LMT, OCNN
 from onelip.methods.method import Method
-from onelip.methods.norms.clipping import METHOD as CLIPPING
-from onelip.methods.norms.last_layer import METHOD as LAST_LAYER
-from onelip.methods.norms.lcc import METHOD as LCC
-from onelip.methods.norms.parseval import METHOD as PARSEVAL
-from onelip.methods.norms.spectral_norm import METHOD as SPECTRAL_NORM, RESHAPED as SPECTRAL_NORM_RESHAPED
-from onelip.methods.orthogonal.aoc import METHOD as AOC
-from onelip.methods.orthogonal.bcop import METHOD as BCOP
-from onelip.methods.orthogonal.bjorck import METHOD as BJORCK
-from onelip.methods.orthogonal.cholesky import METHOD as CHOLESKY
-from onelip.methods.orthogonal.oni import METHOD as ONI
-from onelip.methods.orthogonal.soc import METHOD as SOC, WITH_REGULARISATION as SOC_CR
-from onelip.methods.residual.cpl import METHOD as CPL
-from onelip.methods.residual.liresnet import METHOD as LIRESNET
-from onelip.methods.residual.sll import METHOD as SLL
+from onelip.methods.norms import clipping, last_layer, lcc, parseval, spectral_norm
+from onelip.methods.orthogonal import aoc, bcop, bjorck, cholesky, oni, soc
+from onelip.methods.residual import cpl, liresnet, sll
 
 # In the order of the table of the paper, then later methods.
 _METHODS: tuple[Method, ...] = (
-    CLIPPING,
+    clipping.METHOD,
     GRADIENT_PENALTY,
-    PARSEVAL,
+    parseval.METHOD,
     OCNN,
-    SPECTRAL_NORM,
-    SPECTRAL_NORM_RESHAPED,
-    LCC,
+    spectral_norm.METHOD,
+    spectral_norm.RESHAPED,
+    lcc.METHOD,
     LMT,
     GLORO,
-    BCOP,
-    BJORCK,
-    ONI,
-    CAYLEY,
-    SOC,
-    ECO,
+    bcop.METHOD,
+    bjorck.METHOD,
+    oni.METHOD,
+    cayley.METHOD,
+    soc.METHOD,
+    eco.METHOD,
     AOL,
-    SOC_CR,
-    LAST_LAYER,
-    SLL,
-    CPL,
-    LOT,
-    SANDWICH,
-    BRO,
-    LIRESNET,
+    soc.WITH_REGULARISATION,
+    last_layer.METHOD,
+    sll.METHOD,
+    cpl.METHOD,
+    lot.METHOD,
+    sandwich.METHOD,
+    bro.METHOD,
+    liresnet.METHOD,
     EMMA,
-    CHOLESKY,
-    AOC,
+    cholesky.METHOD,
+    aoc.METHOD,
 )
 
 METHODS: dict[str, Method] = {method.name: method for method in _METHODS}

@@ -11,7 +11,7 @@ from torch import nn
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import guard_image_shape
 from onelip.models.layers import LayerFactory
-from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d
+from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d, lapped_patches
 
 ImageSize = int | Sequence[int]
 
@@ -83,6 +83,12 @@ class Chain:
         """Add concatenation pooling: windows of factor x factor pixels become channels."""
         self._layers["patches"] = ConcatenationPool2d(factor)
         self.shape = (self.channels * factor**2, *(n // factor for n in self.size))
+
+    def lapped_patches(self, patch: int, overlap: int) -> None:
+        """Add overlapping windows of (patch + overlap)^2 pixels, as channels; see `onelip.nn.lapped_patches`."""
+        missing = tuple(-(-((-n) % patch) // 2) for n in self.size)
+        self._layers["patches"] = lapped_patches(self.channels, patch, overlap, extra_padding=missing)
+        self.shape = (self.channels * (patch + overlap) ** 2, *(-(-n // patch) for n in self.size))
 
     def conv(self, channels: int, kernel_size: int, *, activation: bool = True) -> None:
         """Add a convolution of odd kernel size, zero-padded to keep the size."""

@@ -21,6 +21,7 @@ def fast(
     widths: Sequence[int],
     depths: Sequence[int],
     patch: int | None = None,
+    overlap: int = 0,
     centred: bool = True,
     method: str | None = "aol",
     method_options: Mapping[str, Any] | None = None,
@@ -48,6 +49,7 @@ def fast(
         depths: layers of each stage.
         patch: side of a patch. Default: 2 for images below 16 x 16, 4 below 128 x 128, else the power of two with 16 to
             31 patches along the shorter side (8 for 224 x 224).
+        overlap: pixels that neighbouring patches share (`onelip.nn.lapped_patches`): even, at most `patch`.
         centred: centre the channels before each activation.
         method: name of the method of all layers; None for plain ones.
         method_options: keyword arguments of the method; `side` is "auto" for AOL.
@@ -66,7 +68,11 @@ def fast(
     stage, factor = 0, patch
     while stage == 0 or max(net.size) > 2:
         width, depth = stages[min(stage, len(stages) - 2)]
-        net.downsample(width, factor)
+        if stage == 0 and overlap:
+            net.lapped_patches(factor, overlap)
+            net.conv(width, 1)
+        else:
+            net.downsample(width, factor)
         for _ in range(depth - 1):
             net.conv(width, 1)
         stage, factor = stage + 1, 2

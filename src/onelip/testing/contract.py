@@ -26,7 +26,7 @@ from onelip.graph.modules import bound_module
 from onelip.methods.method import Method
 from onelip.methods.norms.projection import project
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
-from onelip.testing.norms import exact_jacobian, jacobians_at, rounding_allowance
+from onelip.testing.norms import columns_of, jacobians_at, rounding_allowance
 
 _ORDINARY = ("gaussian", "positive", "zero columns", "zero", "one tap")
 # With these weights the norm of a layer comes close to its claimed constant.
@@ -207,7 +207,7 @@ class _Norm:
             names = self.stored.state_dict()
             self.stored.eval().load_state_dict({name: attrgetter(name)(self.layer) for name in names})
         if self.is_linear:
-            jacobian = exact_jacobian(self.stored, self.case.input_shape)
+            jacobian = columns_of(self.stored, self.case.input_shape)
             _compare(jacobian[None], claim.constant, self.case, 1, state)
         else:
             self._check_at_points(claim.constant, state)

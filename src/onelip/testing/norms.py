@@ -35,6 +35,12 @@ def exact_jacobian(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
                 module.register_parameter("bias", None)
             else:
                 bias.detach().zero_()
+    return columns_of(layer, input_shape)
+
+
+@torch.no_grad()
+def columns_of(layer: nn.Module, input_shape: Sequence[int]) -> Tensor:
+    """Return the matrix (outputs, inputs) of a plain float64 layer in eval mode without offsets."""
     size = int(torch.Size(input_shape).numel())
     device = next((p.device for p in layer.parameters()), torch.device("cpu"))
     units = torch.eye(size, dtype=torch.float64, device=device).reshape(size, *input_shape)

@@ -78,6 +78,13 @@ class Display:
         for label, text in facts:
             self.print(f"{label:<9} {text}")
 
+    def print_table(self, table: Table, *notes: str) -> None:
+        """Print a table and lines below it."""
+        if self.console is not None:
+            self.console.print(table)
+        for note in notes:
+            self.print(note)
+
     def epoch(self, line: dict[str, Any]) -> None:
         """Print the results of an epoch; `line` is its entry in the log."""
         width = len(str(self.epochs))

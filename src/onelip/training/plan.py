@@ -3,7 +3,7 @@
 import torch
 
 from onelip.data import ImageData, validation_split
-from onelip.training.budget import estimate_seconds
+from onelip.training.budget import measure_cost_here
 from onelip.training.distributed import Process
 from onelip.training.learner import make_batches
 from onelip.training.memory import StepMemory, format_bytes
@@ -29,9 +29,8 @@ def describe_run(
     steps = recipe.epochs * len(make_batches(recipe, used, process, torch.Generator()))
     method = resolve_method(recipe)
     if budget is None:
-        step, evaluation = estimate_seconds(recipe, data, process)
-        evaluations = -(-recipe.epochs // recipe.evaluate_every) + 1
-        time = f"about {format_seconds(steps * step + evaluations * evaluation)}, from the speed of three steps"
+        seconds = measure_cost_here(recipe, data, process, 3).seconds
+        time = f"about {format_seconds(seconds)}, from the speed of three steps"
     else:
         time = f"{format_seconds(budget)}, the budget"
     need, free = memory

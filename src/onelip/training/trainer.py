@@ -17,7 +17,7 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
-from onelip.core.files import write_json
+from onelip.core.files import read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
@@ -134,6 +134,29 @@ def train(
                 raise RunError(f"torch.compile failed for this network ({what}); omit --compile") from error
             finally:
                 shown.stop()
+
+
+def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str, Any]:
+    """The results of a run in a directory: of a finished one; else it is resumed; else a new one is trained.
+
+    Args:
+        recipe: everything that decides the result; a run in the directory must have the same recipe.
+        out: directory of the run.
+        **settings: arguments of `train` besides `resume`.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        RecipeError: if the directory contains a run of another recipe.
+        Exception: those of `train`.
+    """
+    run = RunDirectory(out)
+    is_started = run.config.exists()
+    if is_started and run.results.exists():  # the results are written last
+        recipe.check_resumes(read_config(run).recipe)
+        return read_json(run.results)
+    return train(recipe, out, resume=is_started, **settings)
 
 
 @dataclass(frozen=True)

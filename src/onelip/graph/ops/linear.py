@@ -49,10 +49,10 @@ def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBoun
     size = None
     if isinstance(module, nn.modules.conv._ConvNd):
         if axes != len(module.kernel_size):  # torch would take the batch for the channels
-            raise Refusal(f"expected an input with a batch axis, got {shape}")
+            raise Refusal(f"expected an input with a batch axis, got {shape}; keep samples on axis 0")
         size = shape[2:]
     elif axes < 0:
-        raise Refusal(f"expected an input with a batch axis, got {shape}")
+        raise Refusal(f"expected an input with a batch axis, got {shape}; keep samples on axis 0")
     try:
         bound = untested_bound(module, size, effort=step.effort)
     except UnsupportedLayer as error:

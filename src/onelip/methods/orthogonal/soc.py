@@ -128,7 +128,8 @@ class SOC(LipschitzModule):
         axes = len(self.kernel_size)
         if x.dim() != axes + 2 or x.shape[1] != self.in_channels:
             raise ValueError(
-                f"expected an input (batch, {self.in_channels}, {axes} spatial axes), got shape {tuple(x.shape)}"
+                f"expected an input (batch, {self.in_channels}, {axes} spatial axes), got shape {tuple(x.shape)}; "
+                "check the layer before it"
             )
         x = self._space_to_depth(x).unflatten(1, (self.groups, -1))  # (n, g, c_in * strides, *size)
         x = F.pad(x, (0, 0) * axes + (0, self.channels - x.shape[2])).flatten(1, 2)
@@ -322,7 +323,10 @@ def _lower_soc(low: Lowering) -> int:
 
 def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
     if any(s > 1 and d > 1 for s, d in zip(layer.stride, layer.dilation, strict=True)):
-        raise UnsupportedLayer(f"expected dilation with stride 1 only, got stride {layer.stride} and {layer.dilation}")
+        raise UnsupportedLayer(
+            f"expected dilation with stride 1 only, got stride {layer.stride} and {layer.dilation}; "
+            "use stride 1, or no dilation"
+        )
     for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, _paddings(layer), strict=True):
         if s == 1 and k % 2 == 0:
             raise UnsupportedLayer(f"expected odd kernel sizes for SOC, got {layer.kernel_size}; {_WAY_OUT}")

@@ -141,7 +141,8 @@ class ConvexPotential(LipschitzModule):
         axes = len(self.dilation)
         if x.dim() != axes + 2 or x.shape[1] != self.channels:
             raise ValueError(
-                f"expected an input (batch, {self.channels}, {axes} spatial axes), got shape {tuple(x.shape)}"
+                f"expected an input (batch, {self.channels}, {axes} spatial axes), got shape {tuple(x.shape)}; "
+                "check the layer before it"
             )
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
         padding = self._padding
