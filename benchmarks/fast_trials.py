@@ -164,7 +164,10 @@ class Record:
     def __init__(self, name: str, **facts: Any) -> None:
         self.path = RESULTS / f"{name}.json"
         what = "CIFAR-10, 5,000 training images held out; aol-fast-small; mean and range over seeds; one thread"
-        new = {"what": what, "command": str(__doc__).split("python ")[1 + (name != "fast_ablation")].split("  ")[0].strip()}
+        new = {
+            "what": what,
+            "command": str(__doc__).split("python ")[1 + (name != "fast_ablation")].split("  ")[0].strip(),
+        }
         self.content = (
             read_json(self.path) if self.path.exists() else {**new, "torch": torch.__version__, **facts, "rows": []}
         )

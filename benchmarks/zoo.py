@@ -85,7 +85,7 @@ def describe(run: Path, target: Path, certified: dict[str, Any], attacked: dict[
         "constant": certified["constant"],
         "attack": {name: attacked[name] for name in ("images", "attacked", "broken", "smallest_ratio")},
         "command": shlex.join(["onelip", *without_paths(sessions[0]["command"][1:])]),
-        "seconds": round((run / "results.json").stat().st_mtime - (run / "config.json").stat().st_mtime),
+        "seconds": round((run / "plain.safetensors").stat().st_mtime - (run / "config.json").stat().st_mtime),
         "steps": json.loads(steps[-1])["step"],
         "cores": sessions[0]["cores"],
         "threads": sessions[0]["threads"],
