@@ -174,6 +174,16 @@ def pairs() -> str:
     return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
 
 
+def zoo() -> str:
+    """The trained networks of the package."""
+    rows = []
+    for name, network in read("zoo")["networks"].items():
+        shares = [f"{100 * share:.1f}" for share in (network["accuracy"], *network["cra"].values())]
+        rows.append((f"`{name}`", *shares, f"{network['parameters'] / 1e6:.2f} M", network["seconds"]))
+    radii = next(iter(read("zoo")["networks"].values()))["cra"]
+    return table(("network", "accuracy", *(f"CRA {radius}" for radius in radii), "parameters", "seconds"), rows)
+
+
 def shown(number: float | None, form: str) -> str:
     """A number as text; - for none."""
     return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
@@ -184,6 +194,7 @@ PAGES = {
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
     RESULTS.parent / "docs" / "training.md": (fast, pairs),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
+    RESULTS.parent / "docs" / "zoo.md": (zoo,),
 }
 
 
