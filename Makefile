@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 help:                ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)       ## train on handwritten digits, certify, check and attack, in about a minute
+demo: $(READY)       ## train on handwritten digits, certify, check, attack and write a report, in one to two minutes
 	$(BIN)/onelip demo
 
 layers: $(READY)     ## exact norms of layers before and after they are constrained

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from _harness import RESULTS
 
-from onelip.compare.page import render_page
+from onelip.report import comparison_page
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     # Do not publish local paths.
     text = json.dumps(record).replace(str(args.directory.resolve()), args.directory.name)
     record = json.loads(text)
-    (RESULTS / f"{args.name}.html").write_text(render_page(record))
+    (RESULTS / f"{args.name}.html").write_text(comparison_page(record, args.directory))
     for row in record["rows"]:
         for layer in (row.get("singular_values") or {}).get("layers", ()):
             layer.pop("histogram", None)

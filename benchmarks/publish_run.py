@@ -10,7 +10,7 @@ from pathlib import Path
 from _harness import RESULTS
 
 from onelip.core.files import read_json, write_json
-from onelip.report import draw_curves
+from onelip.plots import training_curves
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 
@@ -40,7 +40,9 @@ def main() -> None:
         },
     }
     write_json(RESULTS / f"{args.name}.json", record)
-    draw_curves(log, RESULTS / f"{args.name}.png", args.what)
+    figure = training_curves(log)
+    figure.suptitle(args.what)
+    figure.savefig(RESULTS / f"{args.name}.png", dpi=130)
     print(json.dumps(record["results"] or log[-1], indent=1))
     print(f"-> results/{args.name}.json, results/{args.name}.png")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from _harness import RESULTS
 
-from onelip.compare.page import rounded_up
+from onelip.core.rounding import rounded_up
 from onelip.methods.registry import METHODS
 
 # Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.

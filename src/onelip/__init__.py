@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         models as models,
         nn as nn,
         optim as optim,
+        plots as plots,
+        report as report,
         testing as testing,
         training as training,
     )
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         from_pretrained as from_pretrained,
         save_pretrained as save_pretrained,
     )
+    from onelip.gram.jtj import jtj as jtj
     from onelip.losses import (
         OffsetCrossEntropy as OffsetCrossEntropy,
         gradient_penalty as gradient_penalty,

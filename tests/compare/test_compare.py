@@ -17,11 +17,11 @@ from _runs import FORKS, same_bytes
 from rich.console import Console
 
 from onelip.cli.compare import run as command
-from onelip.compare import Budget, Plan, compare, comparison_tables, measures, render_page, run as run_module
-from onelip.compare.page import columns
+from onelip.compare import Budget, Plan, compare, comparison_tables, measures, run as run_module
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
+from onelip.report import comparison_page, write_report
 from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
 
@@ -96,13 +96,7 @@ def test_recipes_differ_in_the_method_and_its_own_numbers_only():
 
 def test_epochs_that_fit_into_a_time(monkeypatch):
     """A step of half a second, four batches an epoch: five epochs in 11 seconds, none in one."""
-    now = [0.0]
-
-    def step(images, labels):
-        now[0] += 0.5
-
-    monkeypatch.setattr(measures, "training_step", lambda *args: step)
-    monkeypatch.setattr(measures.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measures, "seconds_per_step", lambda *args: 0.5)
     assert measures.epochs_within(11.0, SHARED, small_data()) == 5
     assert measures.epochs_within(2.0, SHARED, small_data()) == 1
     with pytest.raises(
@@ -160,10 +154,10 @@ def test_table_and_page_have_a_row_for_each(finished):
     for word in ("none", "aol", "failed", "epochs", "accuracy", "36/255", "step", "memory", "predict", "constant"):
         assert word in text
     page = (out / "index.html").read_text()
-    assert page == render_page(record)
-    assert [column.text(record["rows"][0]) for column in columns(record) if column.title == "CRA by"] == ["-"]
+    assert page == comparison_page(record, out)
     assert page.count("<tr>") == 4
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3  # training, accuracies, singular values
+    assert comparison_page(record).count("<svg") == 2  # without the logs
     for word in (
         "aol",
         "none",
@@ -177,21 +171,33 @@ def test_table_and_page_have_a_row_for_each(finished):
     assert "src=" not in page
 
 
+def test_a_report_of_a_comparison_adds_what_files_do_not_have(finished, tmp_path):
+    out, _, _ = finished
+    missing, _ = write_report([out], tmp_path / "page.html", attack_images=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "<title>patchwise-tiny on digits: methods compared</title>" in page
+    assert "failed: the method &#39;lln&#39; supports Linear" in page
+    assert page.count("<h3>JᵀJ of a layer</h3>") == 2
+    assert ">step</button>" in page
+    # The images of this test are not those of the data set.
+    assert [line.split(": ")[:2] for line in missing] == [["none", "test images"], ["aol", "test images"]]
+
+
 def test_pages_escape_what_is_not_ours(finished):
     _, record, _ = finished
     row = {**record["rows"][-1], "why": "<script>alert(1)</script>"}
-    page = render_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
+    page = comparison_page({**record, "rows": [*record["rows"][:-1], row], "commands": ["onelip compare --out '<b>'"]})
     assert "<script>alert" not in page
     assert "--out &#39;&lt;b&gt;" in page
-    assert "No method has finished" in render_page({**record, "rows": []})
+    assert "No method has finished" in comparison_page({**record, "rows": []})
 
 
 def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):
     out, before, _ = finished
     trained = []
-    real = run_module.train
+    real = run_module.train_or_reuse
     monkeypatch.setattr(
-        run_module, "train", lambda recipe, *a, **k: trained.append(recipe.method) or real(recipe, *a, **k)
+        run_module, "train_or_reuse", lambda recipe, *a, **k: trained.append(recipe.method) or real(recipe, *a, **k)
     )
     record = compare(plan_of(f"aol,{FAILS},clipping"), out, data=small_data(), memory=False, command="again")
     assert trained == ["clipping"]
@@ -208,7 +214,7 @@ def test_failed_methods_are_tried_again_if_asked(tmp_path, monkeypatch, quick):
         raise Diverged("expected a finite loss, got nan: the run has diverged")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", diverge)
+        patch.setattr(run_module, "train_or_reuse", diverge)
         for retry in (False, False, True):
             record = compare(plan_of("aol"), tmp_path, data=small_data(), retry=retry, memory=False)
     assert tried == ["aol", "aol"]
@@ -271,7 +277,7 @@ def test_two_at_once_are_refused(tmp_path):
 
 def test_a_time_budget_is_cut_into_epochs_once(tmp_path, monkeypatch, quick):
     monkeypatch.setattr(run_module, "epochs_within", lambda seconds, recipe, data: 3)
-    real = run_module.train
+    real = run_module.train_or_reuse
 
     def stop(recipe, out, **settings):
         real(recipe, out, **settings)
@@ -279,7 +285,7 @@ def test_a_time_budget_is_cut_into_epochs_once(tmp_path, monkeypatch, quick):
         raise Stopped("stopped", signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train", stop)
+        patch.setattr(run_module, "train_or_reuse", stop)
         with pytest.raises(Stopped):
             compare(plan_of("aol", "10m"), tmp_path, data=small_data(), memory=False)
     assert json.loads((tmp_path / "comparison.json").read_text())["rows"] == []  # stopped is not failed
@@ -366,7 +372,7 @@ def test_stopping_the_command(archive, tmp_path, capsys, monkeypatch, quick):
         def stop(*args, error=error, **settings):
             raise error
 
-        monkeypatch.setattr(run_module, "train", stop)
+        monkeypatch.setattr(run_module, "train_or_reuse", stop)
         assert command(flags(archive, tmp_path / "out", "--methods", "aol", "--budget", "1ep")) == code
         assert "resume with\n  onelip compare --data" in capsys.readouterr().err
 

@@ -126,7 +126,10 @@ def spoil_only_one_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_size, r"y.000.png: expected 4x4 pixels as 000.png, got 5x5; resize all images to one size"),
+        (
+            spoil_size,
+            r"y.000.png: expected 4x4 pixels as 000.png, got 5x5; resize .* with --image-size",
+        ),
         (spoil_corrupt, r"y.001.png: not a complete PNG or JPEG image .*; replace or remove it"),
         (spoil_not_an_image, r"y.001.png: not a complete PNG or JPEG image"),
         (spoil_bomb, r"y.001.png: the image is too large"),

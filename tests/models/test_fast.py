@@ -15,6 +15,9 @@ from onelip.nn import BatchCentering
 OPTIONS = {"widths": (8, 8, 12, 12), "depths": (2, 1, 1, 1)}
 
 
+LAPPED = {"overlap": 2}
+
+
 def trained(**options):
     """Some steps away from the initialisation, in eval mode."""
     torch.manual_seed(0)
@@ -29,9 +32,10 @@ def trained(**options):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, (5, 20), 28, 32, 33, (64, 48)])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_any_image_size(size, channels):
-    model = create_model("aol-fast-small", image_size=size, in_channels=channels, num_classes=7, **OPTIONS).eval()
+@pytest.mark.parametrize(("channels", "overlap"), [(1, 0), (3, 0), (3, 2)])
+def test_any_image_size(size, channels, overlap):
+    options = {**OPTIONS, "image_size": size, "in_channels": channels, "overlap": overlap}
+    model = create_model("aol-fast-small", num_classes=7, **options).eval()
     height, width = size if isinstance(size, tuple) else (size, size)
     x = torch.rand(2, channels, height, width, requires_grad=True)
     y = model(x)
@@ -61,8 +65,9 @@ def test_centring_becomes_a_part_of_the_bias():
     assert model.conv1_centre.running_mean.abs().max() > 1e-3
 
 
-def test_proved_certified_and_checked(tmp_path):
-    plain = onelip.bake(trained()).double().eval()
+@pytest.mark.parametrize("options", [{}, LAPPED])
+def test_proved_certified_and_checked(tmp_path, options):
+    plain = onelip.bake(trained(**options)).double().eval()
     images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
     assert onelip.audit(plain, images[:1].double() / 255).upper <= 1 + 1e-6
     found = onelip.certify(plain, images, exact=True)
@@ -78,7 +83,7 @@ def test_proved_certified_and_checked(tmp_path):
 
 def test_exported(tmp_path):
     pytest.importorskip("onnxruntime")
-    model = trained()
+    model = trained(**LAPPED)
     onelip.export_onnx(model, tmp_path / "net.onnx", (3, 32, 32), dtype=torch.float64)
     assert (tmp_path / "net.onnx").exists()
 
@@ -100,8 +105,37 @@ def test_other_methods(method):
         ({"widths": (7, 8), "depths": (1, 1)}, "expected width to be even"),
         ({"depths": (0, 1, 1, 1)}, "depth"),
         ({"patch": 0}, "patch"),
+        ({"overlap": 3}, "even overlap"),
+        ({"overlap": 6}, "overlap"),
     ],
 )
 def test_options_that_mean_nothing(options, message):
     with pytest.raises(ValueError, match=message):
         create_model("aol-fast-small", **{**OPTIONS, **options})
+
+
+def test_lapped_patches_keep_the_norm_and_the_fixed_weights():
+    model = trained(**LAPPED)
+    x = torch.zeros(1, 3, 32, 32)
+    x[..., 1:-1, 1:-1] = torch.randn(3, 30, 30)
+    assert float(model.patches(x).norm() / x.norm()) == pytest.approx(1, abs=1e-5)
+    assert torch.equal(model.patches.weight, onelip.nn.lapped_patches(3, 4, 2).weight)
+    # Windows of 6 x 6 pixels at a distance of 4: output 0 of a channel is the upper left pixel of each.
+    rows = torch.arange(32.0).expand(32, 32).T
+    assert model.patches(rows.expand(1, 3, 32, 32))[0, 0, :, 1].tolist() == pytest.approx(
+        [0.0, *((4.0 * p - 1) / 2 for p in range(1, 8))], rel=1e-6
+    )
+
+
+def test_tiles_as_matrices_are_the_convolution():
+    # In training, with channels last, convolutions whose windows tile the image are products of matrices.
+    torch.manual_seed(0)
+    model = create_model("aol-fast-medium", **OPTIONS).train()
+    x = torch.rand(4, 3, 32, 32)
+    found = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model.to(memory_format=layout)
+        y = model(x.to(memory_format=layout))
+        found[layout] = (y.detach(), *torch.autograd.grad(y.square().sum(), list(model.parameters())))
+    for a, b in zip(*found.values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)

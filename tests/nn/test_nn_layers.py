@@ -311,6 +311,15 @@ def test_batch_centering_in_training_and_eval():
         BatchCentering(3, momentum=2.0)
 
 
+def test_batch_centering_in_bfloat16():
+    x = (torch.randn(16, 4, 8, 8) + 2).to(torch.bfloat16).to(memory_format=torch.channels_last).requires_grad_()
+    layer = BatchCentering(4, momentum=1.0)
+    y = layer(x)
+    torch.testing.assert_close(layer.running_mean, x.detach().float().mean((0, 2, 3)), rtol=2**-8, atol=0)
+    (gradient,) = torch.autograd.grad(y[:, :, 0].sum(), x)
+    assert gradient.float().sum((0, 2, 3)).abs().max() < 0.01 * gradient.float().abs().sum((0, 2, 3)).max()
+
+
 def test_batch_centering_takes_the_samples_of_the_other_processes(monkeypatch):
     here, there = normal(4, 3, 2), normal(1, 3, 2, seed=1) + 5
     others = torch.cat([there.sum((0, 2)), torch.tensor([2.0])])

@@ -27,6 +27,7 @@ def blocks(text):
         "docs/own-loop.md",
         "docs/training.md",
         "docs/certificates-explained.md",
+        "docs/report.md",
         "docs/adding-a-method.md",
         "docs/adding-a-model.md",
         "docs/adding-an-operation.md",

@@ -49,4 +49,7 @@ def test_the_quickstart_of_the_readme(installed, tmp_path):
 def test_the_commands(installed, tmp_path):
     assert re.fullmatch(r"onelip \d+\.\d+\.\d+\n", run(installed / "onelip", "--version"))
     assert run(installed / "python", "-m", "onelip", "--version") == run(installed / "onelip", "--version")
-    assert "ACCEPTED" in run(installed / "onelip", "demo", "--epochs", "1", "--out", "run", cwd=tmp_path)
+    printed = run(installed / "onelip", "demo", "--epochs", "1", "--out", "run", cwd=tmp_path)
+    assert "ACCEPTED" in printed
+    assert "Open run/report.html in a browser" in printed
+    assert "What is proved, and what is not" in (tmp_path / "run" / "report.html").read_text()

@@ -24,13 +24,13 @@ def digits():
 def times(monkeypatch, step, evaluation, bfloat16=None):
     """Pretend that steps and evaluations take these seconds."""
     low = step if bfloat16 is None else bfloat16
-    monkeypatch.setattr(module, "_seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
-    monkeypatch.setattr(module, "_seconds_per_evaluation", lambda *_: evaluation)
+    monkeypatch.setattr(module, "seconds_per_step", lambda recipe, *_: low if recipe.bf16 else step)
+    monkeypatch.setattr(module, "seconds_per_evaluation", lambda *_: evaluation)
 
 
-def fitted(monkeypatch, digits, seconds, step, evaluation, **changes):
+def fitted(monkeypatch, digits, seconds, step, evaluation):
     times(monkeypatch, step, evaluation)
-    return fit_to_budget(Recipe(data="digits", batch_size=100, **changes), seconds, digits, CPU)
+    return fit_to_budget(Recipe(data="digits", model="patchwise-tiny", batch_size=100), seconds, digits, CPU)
 
 
 def steps_of(recipe, digits):
@@ -49,7 +49,7 @@ def test_as_many_steps_as_fit(monkeypatch, digits, seconds):
 
 
 def test_less_than_an_epoch(monkeypatch, digits):
-    recipe = fitted(monkeypatch, digits, 26.0, 1.0, 0.1, model_options=TINY).replace(batch_size=10)
+    recipe = fitted(monkeypatch, digits, 26.0, 1.0, 0.1).replace(batch_size=10)
     assert recipe.epochs > 1 or recipe.epoch_part < 1
 
 
@@ -63,7 +63,7 @@ def test_too_small_a_budget_is_refused_in_one_line(monkeypatch, digits, capsys, 
 
 
 def test_bfloat16_where_it_is_faster(monkeypatch, digits):
-    recipe = Recipe(data="digits")
+    recipe = Recipe(data="digits", model="patchwise-tiny")
     for seconds, wanted in ((0.05, True), (0.095, False), (0.2, False)):
         times(monkeypatch, 0.1, 0.5, bfloat16=seconds)
         assert fit_to_budget(recipe, 60, digits, CPU).bf16 is wanted
@@ -96,7 +96,10 @@ def test_a_run_with_a_budget(monkeypatch, capsys, tmp_path):
     flags = ("train", "--budget", "4s", "--model-options", *TINY, "--threads", "1", "--out", tmp_path / "run")
     code, out, err = call(capsys, *flags)
     assert code == 0, err
-    assert re.search(r"4s: aol-fast-small, batch size \d+, muon with learning rate .*, .* passes over the data", out)
+    assert re.search(
+        r"network +aol-fast-small, aol: [\d,]+ parameters\ntraining +muon, learning rate .*, batch size \d+", out
+    )
+    assert "time      4s, the budget" in out
     config = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
     assert (config["model"], config["optimizer"], config["data"]) == ("aol-fast-small", "muon", "digits")
     log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()

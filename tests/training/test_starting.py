@@ -138,7 +138,7 @@ def test_the_data_root_is_remembered(tmp_path, capsys, monkeypatch):
     seen = []
     real = onelip.data.load_data
 
-    def load(name, root=None):
+    def load(name, root=None, **_):
         seen.append(None if root is None else str(root))
         return real(name)
 

@@ -217,8 +217,8 @@ def test_tensorboard_is_an_extra(tmp_path):
         import tensorboard  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         with pytest.raises(RunError, match=r"pip install 'onelip\[tensorboard\]'"):
-            train(SMALL.replace(epochs=1), tmp_path / "run", tensorboard=True)
+            train(SMALL.replace(epochs=1), tmp_path / "run", log=["tensorboard"])
         assert not (tmp_path / "run").exists()
     else:
-        train(SMALL.replace(epochs=1), tmp_path / "run", tensorboard=True)
+        train(SMALL.replace(epochs=1), tmp_path / "run", log=["tensorboard"])
         assert list((tmp_path / "run" / "tensorboard").iterdir())

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 import torch
@@ -20,6 +19,7 @@ from torch.nn.utils import parametrize
 from onelip.bounds.falsify import Claims, example_points, falsify
 from onelip.certification.summary import title_of
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
+from onelip.core.rounding import rounded_up
 from onelip.core.state import unchanged
 from onelip.graph.calls import Call, Graph
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
@@ -80,9 +80,9 @@ class Audit:
             (
                 row.place or "(model)",
                 row.layer,
-                "?" if row.is_refused else "" if row.upper is None else _up(row.upper, 7),
+                "?" if row.is_refused else "" if row.upper is None else rounded_up(row.upper, 7),
                 "" if row.lower is None else f"{row.lower:.6g}",
-                "?" if row.constant is None else _up(row.constant, 7),
+                "?" if row.constant is None else rounded_up(row.constant, 7),
                 row.why,
             )
             for row in self.rows
@@ -96,7 +96,8 @@ class Audit:
     def _verdict(self) -> str:
         measured = "" if self.lower is None else f", at least {self.lower:.6g} (measured)"
         if self.upper is not None:
-            return f"Lipschitz constant at most {_up(self.upper, 10)} (proved, eval mode, real arithmetic){measured}."
+            bound = rounded_up(self.upper, 10)
+            return f"Lipschitz constant at most {bound} (proved, eval mode, real arithmetic){measured}."
         names = "; ".join(self.unproved[:6]) + ("; ..." if len(self.unproved) > 6 else "")
         return f"NO PROOF{measured}. Unproved: {names}"
 
@@ -315,9 +316,3 @@ def _findings_after(
             + (", ..." if len(above) > 5 else "")
         )
     return findings
-
-
-def _up(value: float, digits: int) -> str:
-    """Rounded up in the last of some significant digits: what is printed is a bound, too."""
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
-    return f"{rounded:f}" if 1e-4 <= value < 1e10 or value == 0 else f"{rounded:e}"

@@ -15,16 +15,19 @@ from collections.abc import Sequence
 from onelip._version import __version__
 
 COMMANDS = {
-    "demo": "train, certify, check and attack on handwritten digits, in about a minute",
+    "demo": "train, certify, check, attack and report on handwritten digits",
     "train": "train a network, or resume a run",
     "predict": "predict the class and a certified radius of new images",
     "evaluate": "compute accuracy and certified robust accuracy of a run",
     "certify": "compute certified radii of images, and write certificate files",
     "check": "check a certificate file with the independent checker",
     "attack": "attack the certified decisions of a run",
+    "report": "write a page about one or several runs",
     "audit": "prove the Lipschitz constant of any network, layer by layer",
     "export": "export a network as plain weights, as ONNX or for a hub",
+    "tryit": "write a page that runs a network in the browser",
     "compare": "train the same network with several methods and compare them",
+    "reproduce": "reproduce the tables and figures of the paper",
     "data": "list data sets, or download one",
     "models": "list the architectures, or describe one",
     "methods": "list the methods that make a layer 1-Lipschitz, or describe one",

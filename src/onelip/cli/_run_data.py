@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from onelip.core.errors import RecipeError, RunError
+from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from onelip.data import ImageData
     from onelip.data.labelled import LabelledImages
     from onelip.training.run_directory import RunConfig
 
@@ -15,28 +14,6 @@ def new_run_directory(name: str) -> Path:
     """The first of runs/NAME-1, runs/NAME-2, ... that contains no run."""
     number = next(n for n in range(1, 10**6) if not Path("runs", f"{name}-{n}", "config.json").exists())
     return Path("runs", f"{name}-{number}")
-
-
-def load_run_data(config: "RunConfig", root: Path | None, advice: str = "") -> "ImageData":
-    """Load the data of a run.
-
-    Args:
-        config: configuration of the run.
-        root: directory of named data sets; by default that of the run.
-        advice: what to do if the data of the run have changed.
-    """
-    from onelip.data import DataNotFound, load_data
-
-    try:
-        data = load_data(config.recipe.data, root or config.data_root)
-    except DataNotFound as error:
-        raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
-    if data.fingerprint != config.fingerprint:
-        raise RunError(
-            f"{data.source}: these are not the data of the run (fingerprint {data.fingerprint[:12]}…, not "
-            f"{config.fingerprint[:12]}…){advice}"
-        )
-    return data
 
 
 def load_labelled(
@@ -49,13 +26,15 @@ def load_labelled(
     """
     from onelip.data import load_data
     from onelip.data.labelled import all_labelled, part_of
+    from onelip.training.run_data import load_run_data
 
     if other is None:
         data = load_run_data(config, root, "; to use them nevertheless, name them with --data")
         return part_of(data, split)
-    found = all_labelled(other)
+    size = config.recipe.resize_to
+    found = all_labelled(other, size)
     if found is None:
-        found = part_of(load_data(other, root or config.data_root), split)
+        found = part_of(load_data(other, root or config.data_root, image_size=size), split)
     elif (data := found.split_as_for_training()) is not None and data.fingerprint == config.fingerprint:
         found = part_of(data, split)
     elif split == "train":

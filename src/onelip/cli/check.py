@@ -84,8 +84,8 @@ def _compared(
 def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:
     """A function that compares the content of a certificate with the run; it returns a summary or raises ProofError."""
     from onelip.certification.certificate import check_network, find_images
-    from onelip.cli._run_data import load_run_data
     from onelip.training.build import load_run
+    from onelip.training.run_data import load_run_data
     from onelip.training.run_directory import RunDirectory
 
     loaded, place = load_run(run), RunDirectory(run)

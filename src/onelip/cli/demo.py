@@ -1,4 +1,4 @@
-"""`onelip demo`: train, certify, check and attack on the digits in the package, each step a command of its own."""
+"""`onelip demo`: train, certify, check, attack and report on the digits of the package, each step a command."""
 
 import shlex
 import sys
@@ -11,7 +11,10 @@ from onelip.cli._run_data import new_run_directory
 
 @dataclass(frozen=True)
 class Demo:
-    """Train on handwritten digits, certify the test images, check the certificate and attack it, in about a minute."""
+    """Train on handwritten digits, certify the test images, check the certificate, attack it and write a report.
+
+    It takes one to two minutes.
+    """
 
     out: OptionalPath = None
     """Directory of the run. Default: runs/demo-1, or the next free number."""
@@ -26,12 +29,13 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.cli import main
 
     out = command.out or new_run_directory("demo")
-    certificate = out / "certificate.json"
+    certificate, report = out / "certificate.json", out / "report.html"
     steps = {
         "Train a 1-Lipschitz network.": ["train", "--out", out, "--epochs", command.epochs],
         "Prove its Lipschitz constant and certify every test image.": ["certify", out, "--out", certificate],
         "Check the certificate with an independent program.": ["check", certificate, "--quiet"],
         "Attack the certified decisions.": ["attack", out, "--certificate", certificate],
+        "Write a report.": ["report", out, "--out", report],
     }
     for number, (what, words) in enumerate(steps.items(), 1):
         typed = [str(word) for word in words]
@@ -40,5 +44,5 @@ def run(arguments: Sequence[str]) -> int:
             print(f"onelip demo: step {number} ended with exit code {code}", file=sys.stderr)
             return code
     command = shlex.join(["onelip", "export", str(out), "--format", "onnx", "--out", str(out / "model.onnx")])
-    print(f"\nAll files are in {out}. Next: {command}")
+    print(f"\nAll files are in {out}. Open {report} in a browser. Next: {command}")
     return 0

@@ -165,7 +165,7 @@ def _test_images(source: "Source", count: int = 64) -> "Tensor | None":
     from onelip.data import DataError, load_data
 
     try:
-        data = load_data(source.config.recipe.data)
+        data = load_data(source.config.recipe.data, source.config.data_root, image_size=source.config.recipe.resize_to)
     except (DataError, OSError):
         return None
     return data.test_images[:count] if data.shape == source.config.shape else None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -16,7 +16,8 @@ from onelip.cli._columns import make_console
 from onelip.cli._parse import Flag, OptionalPath, parse, unset
 from onelip.cli._run_data import new_run_directory
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import Recipe, parse_seconds, preset, preset_for, recipe_for_budget
+from onelip.data.registry import known_name
+from onelip.training.recipe import OWN_BUDGET, Recipe, parse_seconds, preset, preset_for, recipe_for_budget
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -24,9 +25,10 @@ from onelip.training.run_directory import RunDirectory, read_config
 class Train:
     """Train a 1-Lipschitz network.
 
-    Without options, it trains on the handwritten digits in the package, in about a minute. With --data, it uses the
-    recipe of the paper; with --budget, the network and options that give most in that time. The defaults below are
-    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
+    Without options, it trains on the handwritten digits in the package, in about a minute. With --data FOLDER, your own
+    images, it takes a network sized to them, for ten minutes. With --data NAME, it uses the recipe of the paper; with
+    --budget, the network and options that give most in that time. The defaults below are those of the preset or budget.
+    Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
     methods of your own: --import MODULE, which registers them; the run remembers it.
     """
 
@@ -39,22 +41,22 @@ class Train:
     """Recipe to start from: paper, short (5 epochs of AOL-Small by SGD) or digits."""
     budget: Annotated[str | None, unset("TIME")] = None
     """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
-    of epochs from the speed of the first steps. Other options take precedence."""
+    of epochs from the speed of the first steps. Other options take precedence. Default for your own images: 10m."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. The run remembers it."""
     save_minutes: float = 10.0
     """Minutes between checkpoints, in addition to one after each epoch; 0 to switch off."""
     save_steps: int = 0
     """Steps between checkpoints; 0 to switch off."""
-    tensorboard: Flag = False
-    """Also write a log for TensorBoard. Needs pip install 'onelip[tensorboard]'."""
+    log: tuple[Literal["csv", "tensorboard", "wandb", "trackio"], ...] = ()
+    """Logs besides log.jsonl. csv writes log.csv; the others need pip install 'onelip[NAME]'."""
     json: Flag = False
     """Print the results as JSON; everything else goes to standard error."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    command = parse(Train, "train", arguments, Train(_starting_recipe(arguments)))
+    command = parse(Train, "train", arguments, _defaults(arguments))
     if command.resume is not None:
         _check_resume(command)
     if ":" in command.recipe.loss:
@@ -78,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
                 budget=None if command.budget is None else parse_seconds(command.budget),
                 data_root=command.data_root,
                 display=display,
-                tensorboard=command.tensorboard,
+                log=command.log,
                 save_minutes=command.save_minutes,
                 save_steps=command.save_steps,
                 stop=stop,
@@ -113,32 +115,48 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _starting_recipe(arguments: Sequence[str]) -> Recipe:
-    """The recipe that the options change: that of the run to resume, of the named preset, or of the data's preset."""
+def _defaults(arguments: Sequence[str]) -> Train:
+    """What the options change: the recipe of the run to resume, of the named preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--preset", "--data", "--method", "--budget", "--epochs"):
+    for flag in ("--resume", "--start-from", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
-        return preset("digits")  # tyro will report the error
+        return Train(preset("digits"))  # tyro will report the error
     if known.resume:
         if known.preset or known.budget:
             given = "--preset" if known.preset else "--budget"
-            raise RecipeError(f"--resume and {given} exclude each other: a run keeps its recipe")
-        return read_config(RunDirectory(known.resume)).recipe
+            raise RecipeError(
+                f"--resume and {given} exclude each other: a run keeps its recipe; to train it further: --start-from "
+                f"{known.resume}"
+            )
+        return Train(read_config(RunDirectory(known.resume)).recipe)
+    if known.start_from and known.preset:
+        raise RecipeError("--start-from and --preset exclude each other: the new run has the recipe of the first one")
+    budget = None
     if known.budget:
         if known.preset or known.epochs:
             given = "--preset" if known.preset else "--epochs"
             raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
-        starting = recipe_for_budget(parse_seconds(known.budget)).replace(data=known.data or "digits")
+        budget = known.budget
+    elif known.data and not known.preset and not known.start_from and known_name(known.data) is None:
+        budget = OWN_BUDGET
+    root = None
+    if known.start_from:
+        kept = read_config(RunDirectory(Path(known.start_from).expanduser()))
+        starting, root = kept.recipe, None if kept.data_root is None else Path(kept.data_root)
+    elif budget is not None:
+        starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
     else:
         starting = preset(known.preset or preset_for(known.data))
+    if known.epochs:
+        budget = None
     if known.method is None:
-        return starting
+        return Train(starting, budget=budget, data_root=root)
     from onelip.training.objective import with_method
 
-    return with_method(starting, known.method)
+    return Train(with_method(starting, known.method), budget=budget, data_root=root)
 
 
 def _check_resume(command: Train) -> None:

@@ -4,7 +4,6 @@ A ratio of times is the median, over rounds, of the ratio within a round in whic
 the machine changes more slowly than a round. A measurement that fails is None with the reason.
 """
 
-import itertools
 import json
 import statistics
 import subprocess
@@ -18,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from onelip.certification.audit import audit
-from onelip.compare.spectrum import spectrum_of_network
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped
+from onelip.core.errors import RunError, Stopped, reason
 from onelip.core.images import to_float
-from onelip.data import Batches, ImageData, validation_split
-from onelip.training.build import build_model, make_augmentation, set_layout
-from onelip.training.distributed import find_device, use_threads
+from onelip.data import ImageData, validation_split
+from onelip.gram.spectrum import spectrum_of_network
+from onelip.training.budget import seconds_per_step
+from onelip.training.build import build_model, set_layout
+from onelip.training.distributed import Process, find_device, use_threads
 from onelip.training.evaluation import is_channels_last
 from onelip.training.learner import Learner
 from onelip.training.recipe import Recipe
@@ -185,29 +185,10 @@ def epochs_within(budget: float, recipe: Recipe, data: ImageData) -> int:
     Raises:
         RunError: if one epoch takes longer.
     """
-    used = validation_split(data, recipe.validation) if recipe.validation else data
-    loader = Batches(
-        used.train_images,
-        used.train_labels,
-        recipe.batch_size,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(recipe.seed),
-        augmentation=make_augmentation(recipe),
-        device=find_device(recipe.device),
-    )
+    images = len((validation_split(data, recipe.validation) if recipe.validation else data).train_images)
     with use_threads(recipe.threads):
-        step = training_step(recipe, data.num_classes, data.shape)
-        again = itertools.chain.from_iterable(loader.epoch() for _ in itertools.count())
-        for batch in itertools.islice(again, 2):  # the first steps allocate
-            step(batch.images, batch.labels)
-        start, done, taken = time.perf_counter(), 0, 0.0
-        for batch in again:
-            step(batch.images, batch.labels)
-            done += 1
-            taken = time.perf_counter() - start
-            if done >= 5 and (taken > min(5.0, 0.05 * budget) or done >= 500):
-                break
-    epoch = taken / done * len(loader)
+        step = seconds_per_step(recipe, data, Process(find_device(recipe.device)))
+    epoch = step * -(-images // recipe.batch_size)
     if not epoch <= budget:
         raise RunError(
             f"one epoch takes about {epoch:.3g} s, more than the budget of {budget:g} s; give a longer --budget, or "
@@ -303,18 +284,6 @@ def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
     found = audit(plain, to_float(data.test_images[:2]), lower=False, effort="high")
     why = None if found.upper is not None else "; ".join(found.unproved)
     return {"proved": found.upper, "why": why}
-
-
-def reason(error: Exception) -> str:
-    """An error as one line; errors other than those of onelip and the operating system start with their type.
-
-    Examples:
-        >>> reason(KeyError("weight"))
-        "KeyError: 'weight'"
-    """
-    text = " ".join(str(error).split())
-    ours = type(error).__module__.startswith("onelip.") or type(error) is ValueError
-    return text if text and (ours or isinstance(error, OSError)) else f"{type(error).__name__}: {text}"
 
 
 def _or_reason(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -18,19 +18,19 @@ from typing import Any
 import torch
 
 from onelip._version import __version__
-from onelip.compare.measures import epochs_within, measure, peak_mebibytes, reason
-from onelip.compare.page import render_page
+from onelip.compare.measures import epochs_within, measure, peak_mebibytes
 from onelip.compare.plan import PLAIN, Plan
-from onelip.core.errors import RecipeError, RunError, Stopped
+from onelip.core.errors import RecipeError, RunError, Stopped, reason
 from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.methods.registry import METHODS
+from onelip.report.page import comparison_page
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
 from onelip.training.distributed import stop_on_signals
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config, read_log
-from onelip.training.trainer import train
+from onelip.training.trainer import train_or_reuse
 
 FORMAT = "onelip comparison 1"
 
@@ -69,7 +69,7 @@ def compare(
     """
     out, shown = Path(out), display or Display(None)
     kept = _read_kept(out, plan)
-    data = load_data(plan.recipe.data, data_root) if data is None else data
+    data = load_data(plan.recipe.data, data_root, image_size=plan.recipe.resize_to) if data is None else data
     _check_fits(plan, data)
     with locked(out, "the comparison is in use by another process"):
         record = _begin(plan, data, kept, command or shlex.join(sys.argv))
@@ -106,7 +106,8 @@ def _row(
     }
     try:
         recipe = _decide_recipe(plan, method, run, data, display, title)
-        results = _results(recipe, run, data, display, handle_signals)
+        with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
+            results = train_or_reuse(recipe, run.path, data=data, display=display, stop=stop)
         loaded = load_run(run.path)
         if memory and "plain_mebibytes" not in record:
             record["plain_mebibytes"] = _baseline_memory(plan, data)
@@ -160,15 +161,6 @@ def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, 
 
 def _epochs(number: int) -> str:
     return "1 epoch" if number == 1 else f"{number} epochs"
-
-
-def _results(
-    recipe: Recipe, run: RunDirectory, data: ImageData, display: Display, handle_signals: bool
-) -> dict[str, Any]:
-    if run.results.exists():  # written last: the run is finished
-        return read_json(run.results)
-    with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
-        return train(recipe, run.path, resume=run.config.exists(), data=data, display=display, stop=stop)
 
 
 def _baseline_memory(plan: Plan, data: ImageData) -> float | None:
@@ -237,7 +229,7 @@ def _begin(plan: Plan, data: ImageData, kept: dict[str, Any] | None, command: st
 
 def _write(out: Path, record: dict[str, Any]) -> None:
     write_json(out / "comparison.json", record)
-    write_whole(out / "index.html", render_page(record).encode())
+    write_whole(out / "index.html", comparison_page(record, out).encode())
 
 
 def _find(record: dict[str, Any], method: str) -> dict[str, Any] | None:

@@ -99,3 +99,15 @@ class ChecksumError(DataError):
 
 class FetchError(DataError):
     """A download failed; the partial file is kept and resumed if possible."""
+
+
+def reason(error: Exception) -> str:
+    """An error as one line; errors other than those of onelip and the operating system start with their type.
+
+    Examples:
+        >>> reason(KeyError("weight"))
+        "KeyError: 'weight'"
+    """
+    text = " ".join(str(error).split())
+    ours = type(error).__module__.startswith("onelip.") or type(error) is ValueError
+    return text if text and (ours or isinstance(error, OSError)) else f"{type(error).__name__}: {text}"

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -75,12 +76,13 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(directory: Path, busy: str) -> Iterator[None]:
+def locked(directory: Path, busy: str, wait: float = 0.0) -> Iterator[None]:
     """Create a directory and lock it against other processes. The lock is released when the process ends.
 
     Args:
         directory: the directory.
         busy: error message for a second process.
+        wait: seconds to wait for the other process.
 
     Raises:
         RunError: if another process holds the lock, or if the directory cannot be written.
@@ -93,10 +95,15 @@ def locked(directory: Path, busy: str) -> Iterator[None]:
     with handle:
         try:
             import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:
-            pass  # platforms without fcntl have no locking
-        except BlockingIOError as error:
-            raise RunError(f"{directory}: {busy}") from error
+            fcntl = None  # platforms without fcntl have no locking
+        deadline = time.monotonic() + wait
+        while fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise RunError(f"{directory}: {busy}") from error
+                time.sleep(0.1)
         yield

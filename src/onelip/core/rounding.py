@@ -18,6 +18,7 @@ Note [Arithmetic]
 """
 
 import math
+from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 
 from onelip.core.errors import OutOfRange
@@ -193,6 +194,19 @@ def inverse_up(number: float) -> float:
     """
     inverse = 1 / number
     return inverse if Fraction(inverse) * Fraction(number) >= 1 else math.nextafter(inverse, math.inf)
+
+
+def rounded_up(value: float, digits: int = 6) -> str:
+    """A number as text with some significant digits, rounded up, so that the printed number is a bound as well.
+
+    Examples:
+        >>> rounded_up(1.0), rounded_up(1.0000000001), rounded_up(1234567.0)
+        ('1', '1.00001', '1.23457e+6')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)).normalize()
+    return f"{rounded:f}" if 1e-4 <= value < 10**digits or value == 0 else f"{rounded:e}"
 
 
 def gamma(roundings: int) -> Fraction:

@@ -26,6 +26,7 @@ class ImageData:
         test_labels: (M) int64, from 0.
         class_names: one name per class.
         source: path that the data were read from, for display.
+        split: how training and test images were split, for display.
 
     Raises:
         DataError: if shapes, types or labels are inconsistent, or a class has no training images.
@@ -43,6 +44,7 @@ class ImageData:
     test_labels: Tensor
     class_names: tuple[str, ...]
     source: str = ""
+    split: str = ""
 
     def __post_init__(self) -> None:
         if len(set(self.class_names)) != len(self.class_names) or len(self.class_names) < 2:
@@ -104,6 +106,7 @@ def image_data_from_arrays(
     test: tuple[np.ndarray, np.ndarray],
     class_names: Sequence[str],
     source: str,
+    split: str = "as published",
 ) -> ImageData:
     """Create `ImageData` from pairs (images, labels) of numpy arrays; labels may have any integer type."""
     # torch needs contiguous and writable arrays; arrays created from the bytes of a file are read-only.
@@ -112,7 +115,7 @@ def image_data_from_arrays(
         for images, labels in (train, test)
         for array in (images, labels.astype(np.int64))
     ]
-    return ImageData(name, *tensors, class_names=tuple(class_names), source=source)
+    return ImageData(name, *tensors, class_names=tuple(class_names), source=source, split=split)
 
 
 def check_images_and_labels(images: Tensor, labels: Tensor, what: str) -> None:
@@ -142,7 +145,9 @@ def _check_range(labels: Tensor, classes: int, what: str) -> None:
         )
 
 
-def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def stratified_split(
+    labels: Tensor, fraction: float, seed: int = 0, class_names: Sequence[str] | None = None
+) -> tuple[Tensor, Tensor]:
     """Split indices so that the same fraction of every class is held out.
 
     The order is derived from the raw output of PCG64, which numpy guarantees never to change, so a split is the same on
@@ -152,6 +157,7 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
         labels: (N) int64.
         fraction: fraction of every class to hold out, rounded to at least one image.
         seed: seed of the split.
+        class_names: names of the classes, for messages.
 
     Returns:
         Indices of the kept and of the held-out images, both ascending.
@@ -173,8 +179,9 @@ def stratified_split(labels: Tensor, fraction: float, seed: int = 0) -> tuple[Te
     for label in np.unique(classes):
         members = order[classes[order] == label]
         if len(members) < 2:
+            name = label if class_names is None else repr(class_names[label])
             raise DataError(
-                f"expected at least two images of each class to split them, got one of class {label}; "
+                f"expected at least two images of each class to split them, got one of class {name}; "
                 "remove the class, or add images"
             )
         held.append(members[: min(max(round(fraction * len(members)), 1), len(members) - 1)])
@@ -199,7 +206,7 @@ def validation_split(data: ImageData, fraction: float = 0.1, seed: int = 0) -> I
         >>> validation_split(load_data("digits"))
         ImageData(digits (validation 0.1, seed 0): 1299 + 143 images, 1x8x8, 10 classes)
     """
-    kept, held = stratified_split(data.train_labels, fraction, seed)
+    kept, held = stratified_split(data.train_labels, fraction, seed, data.class_names)
     return ImageData(
         name=f"{data.name} (validation {fraction:g}, seed {seed})",
         train_images=data.train_images[kept],
@@ -208,4 +215,5 @@ def validation_split(data: ImageData, fraction: float = 0.1, seed: int = 0) -> I
         test_labels=data.train_labels[held],
         class_names=data.class_names,
         source=data.source,
+        split=data.split,
     )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 IGNORED = ("thumbs.db", "desktop.ini")  # files that file managers create
 TRAINING_FORMATS = ("PNG", "JPEG")
+_NEEDS_PILLOW = "image files and --image-size need pillow: pip install 'onelip[images]'"
 FORMATS = (*TRAINING_FORMATS, "BMP", "GIF", "PPM", "TIFF", "WEBP")
 
 
@@ -26,7 +27,7 @@ def read_pixels(path: Path, formats: tuple[str, ...] = TRAINING_FORMATS) -> np.n
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise DataError("image files need pillow: pip install 'onelip[images]'") from error
+        raise DataError(_NEEDS_PILLOW) from error
     named = " or ".join((", ".join(formats[:-1]), formats[-1]))
     try:
         with warnings.catch_warnings():
@@ -58,9 +59,24 @@ def _pixels(image: "Image.Image", path: Path) -> np.ndarray:
 
 def resize_pixels(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
     """Return uint8 pixels, (H, W) or (H, W, 3), resized with Pillow's bilinear filter; it averages when it shrinks."""
-    from PIL import Image
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(_NEEDS_PILLOW) from error
 
     return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def resize_images(images: np.ndarray, size: tuple[int, int] | None) -> np.ndarray:
+    """Return images (N, C, H, W) with 1 or 3 channels, each resized to (height, width); None leaves them unchanged."""
+    if size is None or images.shape[2:] == size or not len(images):
+        return images
+    resized = np.empty((*images.shape[:2], *size), dtype=np.uint8)
+    for row, image in zip(resized, images, strict=True):
+        pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+        found = resize_pixels(pixels, size[1], size[0])
+        row[:] = found if found.ndim == 2 else found.transpose(2, 0, 1)
+    return resized
 
 
 def to_grey(pixels: np.ndarray) -> np.ndarray:

@@ -73,13 +73,18 @@ class LabelledImages:
             return None
 
 
-def all_labelled(path: str | os.PathLike[str]) -> LabelledImages | None:
-    """Return all images of a folder or an .npz file without a split; None for other data, which have test images."""
+def all_labelled(path: str | os.PathLike[str], image_size: tuple[int, int] | None = None) -> LabelledImages | None:
+    """Return all images of a folder or an .npz file without a split; None for other data, which have test images.
+
+    Args:
+        path: the folder or file.
+        image_size: (height, width) to resize the images to; None to keep their size.
+    """
     place = Path(path).expanduser()
     is_folder = place.is_dir() and not any(list(find_in(official, place)) for official in OFFICIAL.values())
     if known_name(path) is not None or not (is_folder or (place.is_file() and place.suffix == ".npz")):
         return None
-    if (found := load_unsplit(place)) is None:
+    if (found := load_unsplit(place, image_size=image_size)) is None:
         return None
     arrays, class_names = found[:2], tuple(found[2])
     images, labels = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays)

@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import ChecksumError, DataError, DataNotFound, UnknownData
 from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
 from onelip.data.image_data import ImageData, image_data_from_arrays
+from onelip.data.image_files import resize_images
 from onelip.data.own import load_folder, load_npz
 from onelip.data.registry import (
     DIGITS,
@@ -32,6 +35,7 @@ def load_data(
     name_or_path: str | os.PathLike[str],
     root: str | os.PathLike[str] | None = None,
     *,
+    image_size: tuple[int, int] | None = None,
     digests: Mapping[str, str] | None = None,
 ) -> ImageData:
     """Load a data set.
@@ -40,6 +44,8 @@ def load_data(
         name_or_path: one of `list_data()`; or a path: an .npz file, a folder of images by class, or the files of an
             official data set, as a folder or an archive.
         root: directory in which a named data set is searched. Default: those of `data_places()`.
+        image_size: (height, width) to resize the images to, by Pillow's bilinear filter, without keeping their aspect
+            ratio; None to keep their size.
         digests: expected digests of the unpacked files by file name ("sha256:…", "md5:…"), instead of the official
             ones, for samples in the official formats. Files without a digest raise a ChecksumError.
 
@@ -57,12 +63,12 @@ def load_data(
     """
     name = known_name(name_or_path)
     if name == "digits":
-        return load_digits()
+        return _resized(load_digits(), image_size)
     if name is not None:
-        return _load_named(OFFICIAL[name], data_places(root), digests)
+        return _resized(_load_named(OFFICIAL[name], data_places(root), digests), image_size)
     path = Path(name_or_path).expanduser()
     if path.exists():
-        return _load_path(path, digests)
+        return _load_path(path, image_size, digests)
     names, given = list_data(), str(name_or_path)
     raise UnknownData(
         f"{given!r} is neither one of {', '.join(names)} nor an existing file or folder{did_you_mean(given, names)}"
@@ -110,24 +116,31 @@ def _load_named(official: Official, places: tuple[Path, ...], digests: Mapping[s
     )
 
 
-def _load_path(path: Path, digests: Mapping[str, str] | None) -> ImageData:
+def _resized(data: ImageData, size: tuple[int, int] | None) -> ImageData:
+    if size is None:
+        return data
+    train, test = (resize_images(images.numpy(), size) for images in (data.train_images, data.test_images))
+    return replace(data, train_images=torch.from_numpy(train), test_images=torch.from_numpy(test))
+
+
+def _load_path(path: Path, image_size: tuple[int, int] | None, digests: Mapping[str, str] | None) -> ImageData:
     if path.is_file() and path.suffix == ".npz":
-        return load_npz(path)
+        return load_npz(path, image_size=image_size)
     if path.is_file():
         archives = {v.archive.name: (o, v) for o in OFFICIAL.values() for v in o.versions if v.archive}
         if path.name not in archives:
             raise DataError(f"{path}: expected an .npz file or one of {', '.join(archives)}")
-        return _load_version(*archives[path.name], path, digests)
+        return _resized(_load_version(*archives[path.name], path, digests), image_size)
     candidates = [
         (official, version, where) for official in OFFICIAL.values() for version, where in find_in(official, path)
     ]
     if not candidates:
-        return load_folder(path)
+        return load_folder(path, image_size=image_size)
     # MNIST and Fashion-MNIST have files with the same names; their checksums differ.
     mismatches = []
     for official, version, where in candidates:
         try:
-            return _load_version(official, version, where, digests)
+            return _resized(_load_version(official, version, where, digests), image_size)
         except ChecksumError as error:
             mismatches.append(error)
     raise mismatches[0]

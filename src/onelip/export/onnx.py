@@ -272,7 +272,7 @@ def _trials(network: _Deployed, shape: tuple[int, ...], images: Tensor | None) -
     every = torch.cat([ends, images])
     if not network.uint8_input:
         every = to_float(every, network.dtype)
-    return [every[:1], every[1:4], *every[4:].split(64)]
+    return [part for part in (every[:1], every[1:4], *every[4:].split(64)) if len(part)]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import nn
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import guard_image_shape
 from onelip.models.layers import LayerFactory
-from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d
+from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d, lapped_patches
 
 ImageSize = int | Sequence[int]
 
@@ -84,6 +84,12 @@ class Chain:
         self._layers["patches"] = ConcatenationPool2d(factor)
         self.shape = (self.channels * factor**2, *(n // factor for n in self.size))
 
+    def lapped_patches(self, patch: int, overlap: int) -> None:
+        """Add overlapping windows of (patch + overlap)^2 pixels, as channels; see `onelip.nn.lapped_patches`."""
+        missing = tuple(-(-((-n) % patch) // 2) for n in self.size)
+        self._layers["patches"] = lapped_patches(self.channels, patch, overlap, extra_padding=missing)
+        self.shape = (self.channels * (patch + overlap) ** 2, *(-(-n // patch) for n in self.size))
+
     def conv(self, channels: int, kernel_size: int, *, activation: bool = True) -> None:
         """Add a convolution of odd kernel size, zero-padded to keep the size."""
         layer = self._make.conv2d(self.channels, channels, kernel_size, input_size=self.size, padding=kernel_size // 2)
@@ -98,11 +104,15 @@ class Chain:
 
     def downsample(self, channels: int, factor: int, *, activation: bool = True) -> None:
         """Add a convolution with kernel size and stride `factor`, zero-padded if the size is not a multiple of it."""
+        # Not larger than the image: taps that only see padding get a gradient of uninitialised memory from oneDNN.
+        window = min(factor, self.size[0]), min(factor, self.size[1])
         # As many zeros on both sides as half of the missing pixels, rounded up: all pixels are in one window each.
-        padding = tuple(-(-((-n) % factor) // 2) for n in self.size)
+        padding = tuple(-(-((-n) % k) // 2) for n, k in zip(self.size, window, strict=True))
         settings = {"padding": padding} if any(padding) else {}
-        layer = self._make.downsample(self.channels, channels, factor, input_size=self.size, **settings)
-        self._linear("conv", layer, (channels, *(-(-n // factor) for n in self.size)), activation)
+        side = window[0] if window[0] == window[1] else window
+        layer = self._make.downsample(self.channels, channels, side, input_size=self.size, **settings)
+        size = (-(-n // k) for n, k in zip(self.size, window, strict=True))
+        self._linear("conv", layer, (channels, *size), activation)
 
     def linear(self, features: int, *, activation: bool = True) -> None:
         """Add a fully connected layer."""

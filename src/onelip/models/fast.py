@@ -21,6 +21,7 @@ def fast(
     widths: Sequence[int],
     depths: Sequence[int],
     patch: int | None = None,
+    overlap: int = 0,
     centred: bool = True,
     method: str | None = "aol",
     method_options: Mapping[str, Any] | None = None,
@@ -46,7 +47,9 @@ def fast(
     Args:
         widths: channels of each stage, even; the last is that of the fully connected layers.
         depths: layers of each stage.
-        patch: side of a patch. Default: 4 for images of at least 16 x 16, else 2.
+        patch: side of a patch. Default: 2 for images below 16 x 16, 4 below 128 x 128, else the power of two with 16 to
+            31 patches along the shorter side (8 for 224 x 224).
+        overlap: pixels that neighbouring patches share (`onelip.nn.lapped_patches`): even, at most `patch`.
         centred: centre the channels before each activation.
         method: name of the method of all layers; None for plain ones.
         method_options: keyword arguments of the method; `side` is "auto" for AOL.
@@ -56,7 +59,7 @@ def fast(
         raise ValueError(f"expected two or more widths and as many depths, got {list(widths)} and {list(depths)}")
     options = {"side": "auto", **(method_options or {})} if method == "aol" else method_options
     net = Chain(method=method, method_options=options, **common)
-    patch = check_integer("patch", (4 if min(net.size) >= 16 else 2) if patch is None else patch)
+    patch = check_integer("patch", _patch(min(net.size)) if patch is None else patch)
     net.centre("centre")
     net.is_centred = centred
     stages = [
@@ -65,7 +68,11 @@ def fast(
     stage, factor = 0, patch
     while stage == 0 or max(net.size) > 2:
         width, depth = stages[min(stage, len(stages) - 2)]
-        net.downsample(width, factor)
+        if stage == 0 and overlap:
+            net.lapped_patches(factor, overlap)
+            net.conv(width, 1)
+        else:
+            net.downsample(width, factor)
         for _ in range(depth - 1):
             net.conv(width, 1)
         stage, factor = stage + 1, 2
@@ -74,6 +81,13 @@ def fast(
         net.linear(stages[-1][0])
     net.head()
     return net.build()
+
+
+def _patch(size: int) -> int:
+    """The default side of a patch. Larger images have larger patches, so that a step costs about the same."""
+    if size < 16:
+        return 2
+    return max(4, 1 << (size // 16).bit_length() - 1)
 
 
 @register_model

@@ -68,7 +68,7 @@ class LayerFactory:
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: int,
+        kernel_size: int | tuple[int, int],
         *,
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
@@ -100,7 +100,7 @@ class LayerFactory:
         self,
         in_channels: int,
         out_channels: int,
-        factor: int,
+        factor: int | tuple[int, int],
         *,
         input_size: tuple[int, ...] | None = None,
         **settings: Any,
@@ -114,7 +114,7 @@ class LayerFactory:
         try:
             return self.conv2d(in_channels, out_channels, factor, input_size=input_size, stride=factor, **settings)
         except UnsupportedLayer:
-            if factor == 1 or settings:
+            if not isinstance(factor, int) or factor == 1 or settings:
                 raise
             smaller = None if input_size is None else tuple(n // factor for n in input_size)
             pointwise = self.conv2d(in_channels * factor**2, out_channels, 1, input_size=smaller)
@@ -174,6 +174,9 @@ class LayerFactory:
 
     def _apply(self, layer: nn.Module, input_size: tuple[int, ...] | None = None) -> nn.Module:
         if self.method is None:
+            # As in the paper's framework. The default of torch halves the norm in each layer, and the networks of the
+            # paper are deep and have no normalisation: they would not learn.
+            nn.init.xavier_uniform_(layer.weight)  # pyright: ignore[reportArgumentType]  a linear layer
             return layer
         if not isinstance(layer, self.method.layers):
             supported = ", ".join(kind.__name__ for kind in self.method.layers)
@@ -190,7 +193,6 @@ class LayerFactory:
         if callable(reset):  # the initialisation of the method's authors
             reset(original_of(made))
         elif found is None and isinstance(made, LINEAR_LAYERS) and not made.weight.is_meta:
-            # The method changes only the loss. Default initialisation would halve the norm in each layer, and the
-            # networks of the paper are deep and have no normalisation.
+            # The method changes only the loss: as for AOL, for the reason above.
             made.weight.data.copy_(tight_weight(geometry_of(made), tuple(made.weight.shape), "inputs"))
         return made

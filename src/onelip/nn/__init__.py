@@ -14,6 +14,7 @@ from onelip.nn.aol import (
     AOLLinear,
 )
 from onelip.nn.channels import BatchCentering, FirstChannels, LayerCentering, Normalize, PadChannels
+from onelip.nn.lapped import lapped_patches
 from onelip.nn.pooling import (
     ConcatenationPool1d,
     ConcatenationPool2d,
@@ -59,4 +60,5 @@ __all__ = [
     "Normalize",
     "PadChannels",
     "init",
+    "lapped_patches",
 ]

@@ -23,6 +23,7 @@ from onelip.core.precision import full_precision
 from onelip.gram.perron import balanced, balanced_for
 from onelip.gram.rescale import column_weights, rescaled
 from onelip.gram.row_sums import per_column
+from onelip.nn._tiles import convolve_tiles, tiles
 from onelip.nn.init import tight_weight
 
 Side = Literal["inputs", "outputs", "auto"]
@@ -353,6 +354,11 @@ class _AOLConv(_AOLLayer):
         super().__init__(in_channels, out_channels, kernel_size, *settings)  # type: ignore[call-arg]
         options = {"side": side, "steps": steps, "learn_weights": learn_weights, "lipschitz": lipschitz}
         self._constrain({**options, "input_size": input_size})
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.training and tiles(self, input):
+            return convolve_tiles(input, weight, bias)
+        return super()._conv_forward(input, weight, bias)  # type: ignore[misc]
 
 
 class _AOLConvTranspose(_AOLLayer):

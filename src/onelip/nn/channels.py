@@ -187,18 +187,39 @@ def _lower_normalize(low: Lowering) -> int:
     return low.emit(kinds.Normalize, low.source, mean=mean, std=std)
 
 
-class _AllReduceSum(Function):
-    """Sum over all processes. Each output depends on the inputs of all, so the gradient is the same sum."""
+class _Centred(Function):
+    """x minus the mean of each channel over all samples of all processes; returns the mean and the count too.
+
+    The map is an orthogonal projection of the whole batch, so it is its own derivative.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.dtype = dtype
+        total = _channel_sums(x).to(dtype)
+        count = total.new_full((1,), x.numel() // x.shape[1])
+        if dist.is_available() and dist.is_initialized():
+            # One message for sums and count, in float64, which represents larger counts exactly.
+            packed = torch.cat([total, count]).double()
+            dist.all_reduce(packed)
+            total, count = packed.to(dtype).split([len(total), 1])
+        mean = total / count.clamp(min=1)
+        ctx.mark_non_differentiable(mean, count)
+        return x - along_axis(mean.to(x.dtype), x, 1), mean, count
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return _AllReduceSum.apply(grad_outputs[0].contiguous())
+        return _Centred.apply(grad_outputs[0], ctx.dtype)[0], None  # pyright: ignore[reportOptionalSubscript]
+
+
+def _channel_sums(x: Tensor) -> Tensor:
+    """Sums over all axes but 1."""
+    rows = x.movedim(1, -1)
+    if x.dtype == torch.bfloat16 and rows.is_contiguous():
+        # torch converts the whole tensor to float32 to sum it; a product of matrices accumulates in float32 as well.
+        rows = rows.reshape(-1, x.shape[1])
+        return (rows.new_ones(1, len(rows)) @ rows)[0]
+    return x.sum([i for i in range(x.dim()) if i != 1], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class BatchCentering(LipschitzModule):
@@ -255,28 +276,15 @@ class BatchCentering(LipschitzModule):
         self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
 
-    def _batch_mean(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean per channel over all samples of all processes, and the number of elements."""
-        axes = [i for i in range(x.dim()) if i != 1]
-        dtype = torch.promote_types(x.dtype, self.running_mean.dtype)
-        total = x.sum(axes, dtype=dtype)
-        count = total.new_full((1,), x.numel() // self.num_features)
-        if dist.is_available() and dist.is_initialized():
-            # One message for sums and count, in float64, which represents larger counts exactly.
-            packed = _AllReduceSum.apply(torch.cat([total, count]).double())
-            total, count = packed.to(dtype).split([self.num_features, 1])  # pyright: ignore[reportAttributeAccessIssue]
-        return total / count.clamp(min=1), count
-
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, 1, self.num_features, "BatchCentering", "num_features")
         mean = self.running_mean
         if self.training:
-            mean, count = self._batch_mean(x)
+            out, mean, count = _Centred.apply(x, torch.promote_types(x.dtype, mean.dtype))  # pyright: ignore
             with torch.no_grad():  # an empty batch does not change the mean
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)
-            # A sum, not a difference: its derivative does not negate a tensor of the size of x.
-            return x + along_axis(-mean.to(x.dtype), x, 1)
+            return out
         return x - along_axis(mean.to(x.dtype), x, 1)
 
     def plain_shift(self) -> Normalize:

@@ -31,11 +31,25 @@ class OrthogonalParameter:
     def to_kernel(self, tensor: Tensor) -> Tensor:
         """A tensor of the shape of P as a kernel (groups, rows, columns, *taps) of at least float32."""
         tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
-        return self.geometry.to_kernel(tensor, self.side)
+        if not self._is_tiled:
+            return self.geometry.to_kernel(tensor, self.side)
+        rows = tensor.movedim(1, -1).flatten(1)[None]  # in this order without a copy if the kernel is channels last
+        return rows if self.side == "inputs" else rows.mT
 
     def set_kernel(self, kernel: Tensor) -> None:
         """Write a kernel into P; taps that the layer does not have are dropped."""
-        self.P.copy_(self.geometry.to_weight(kernel, self.side))
+        if not self._is_tiled:
+            self.P.copy_(self.geometry.to_weight(kernel, self.side))
+            return
+        first, second, *taps = self.P.shape
+        rows = kernel[0] if self.side == "inputs" else kernel[0].mT
+        self.P.copy_(rows.reshape(first, *taps, second).movedim(-1, 1))
+
+    @property
+    def _is_tiled(self) -> bool:
+        """Whether all taps are phases of the stride: any order of the rows serves then."""
+        g = self.geometry
+        return g.groups == 1 and not g.transposed and g.kernel_size == g.phases
 
     @property
     def is_tall(self) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         RunError as RunError,
         Stopped as Stopped,
     )
-    from onelip.training.budget import fit_to_budget as fit_to_budget
+    from onelip.training.budget import Cost as Cost, fit_to_budget as fit_to_budget, measure_cost as measure_cost
     from onelip.training.build import LoadedRun as LoadedRun, build_model as build_model, load_run as load_run
     from onelip.training.display import Display as Display
     from onelip.training.distributed import StopRequest as StopRequest, stop_on_signals as stop_on_signals
@@ -44,6 +44,6 @@ if TYPE_CHECKING:
         read_config as read_config,
         read_log as read_log,
     )
-    from onelip.training.trainer import Trainer as Trainer, train as train
+    from onelip.training.trainer import Trainer as Trainer, train as train, train_or_reuse as train_or_reuse
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -22,6 +22,7 @@ from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
 from onelip.models.registry import model_builder, model_options
+from onelip.training.average import WeightAverage
 from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors
 from onelip.training.evaluation import Constants, find_constants
 from onelip.training.objective import resolve_method
@@ -185,7 +186,7 @@ class LoadedRun:
             images: a tensor (N, C, H, W), uint8 or floats in [0, 1]; or one or several paths: image files, folders of
                 image files, glob patterns, .npz files with the uint8 array `images`.
             resize: resize files of another image size instead of raising an error. The radius is then for the resized
-                image.
+                image. A run that resized its own images (`--image-size`) always does this.
             skip_bad: skip unusable files instead of raising an error; `Predictions.skipped` lists them.
             mode: "sound" includes all rounding errors, "real-arithmetic" does not. None takes "sound" if it can be
                 proved; `Predictions.mode` is the mode that was taken.
@@ -208,6 +209,7 @@ class LoadedRun:
         """
         named: dict[str, Any] = {}
         if not isinstance(images, Tensor):
+            resize = resize or self.config.recipe.resize_to is not None
             new = load_images(images, self.config.shape, resize=resize, skip_bad=skip_bad)
             images, named = new.images, {"names": new.names, "changes": new.changes, "skipped": new.skipped}
         elif images.shape[1:] != self.config.shape:
@@ -271,7 +273,9 @@ def load_run(path: str | Path) -> LoadedRun:
         set_layout(plain, config.recipe)
         return LoadedRun(run, config, plain.eval(), is_finished=True)
     model = _build(run, config)
-    load_checkpoint(run.checkpoint, model)
+    average = WeightAverage(model, config.recipe.ema) if config.recipe.ema else None
+    load_checkpoint(run.checkpoint, model, average=average)
+    model = model if average is None else average.model
     plain = bake(model)
     set_layout(plain, config.recipe)  # baking may have created layers
     loaded = LoadedRun(run, config, plain.eval(), is_finished=False)
@@ -313,6 +317,23 @@ def find_imports(recipe: Recipe) -> tuple[str, ...]:
     """Return the modules outside of onelip that register the model and the method of a recipe."""
     builder, method = model_builder(recipe.model), resolve_method(recipe)
     return defining_modules(*(thing for thing in (builder, method and method.apply) if thing is not None))
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Copy the weights of a run into a network.
+
+    Raises:
+        RecipeError: if the network is another one.
+    """
+    state = load_run(path).model.state_dict()
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, ValueError) as error:
+        what = [line.strip() for line in str(error).splitlines()]
+        raise RecipeError(
+            f"the weights of {path} do not fit this network ({what[min(1, len(what) - 1)]}); use its model, method, "
+            "image size and number of classes"
+        ) from error
 
 
 def _fill(model: nn.Module, path: Path, format: str) -> None:

@@ -21,7 +21,7 @@ from onelip.core.errors import CheckpointError, Diverged, RunError
 from onelip.core.files import write_whole
 
 FORMAT = "onelip checkpoint 2"
-_MODEL, _OPTIMIZER, _RANDOM = "model.", "optimizer.", "random."
+_MODEL, _AVERAGE, _OPTIMIZER, _RANDOM = "model.", "average.", "optimizer.", "random."
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8", torch.bool: "BOOL"}
 
@@ -52,6 +52,7 @@ def save_checkpoint(
     random_states: Mapping[str, Tensor],
     position: Position,
     fingerprint: str,
+    average: nn.Module | None = None,
 ) -> None:
     """Write a checkpoint atomically, or raise an error and keep the existing file (see `write_tensors`).
 
@@ -62,8 +63,9 @@ def save_checkpoint(
         random_states: states of random generators, by name.
         position: position of the run.
         fingerprint: fingerprint of the data.
+        average: average of the weights, if there is one.
     """
-    tensors = {f"{_MODEL}{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors = _prefixed(model, average)
     tensors |= {f"{_RANDOM}{name}": tensor for name, tensor in random_states.items()}
     numbers: dict[str, Any] = {}
     names = _names_by_index(model, optimizer)
@@ -79,7 +81,11 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, fingerprint: str | None = None
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    fingerprint: str | None = None,
+    average: nn.Module | None = None,
 ) -> tuple[Position, dict[str, Tensor]]:
     """Load a checkpoint into a model and an optimizer.
 
@@ -91,6 +97,7 @@ def load_checkpoint(
         model: a model of the same architecture, without a DistributedDataParallel wrapper.
         optimizer: the optimizer; None to load only the model.
         fingerprint: fingerprint of the data of the resumed run; None to accept any.
+        average: average of the weights, if the run has one.
 
     Returns:
         The position, and the states of the random generators.
@@ -102,18 +109,23 @@ def load_checkpoint(
     position, numbers = _read_facts(path, header.facts)
     if fingerprint is not None:
         check_same_data(path, header.facts.get("data", ""), fingerprint)
-    state = model.state_dict()
-    like = {f"{_MODEL}{name}": tensor for name, tensor in state.items()}
+    like = _prefixed(model, average)
     tensors = read_tensors(path, header, like, also=(_OPTIMIZER, _RANDOM))
     kept = numbers | {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
     of_optimizer = _optimizer_state(path, model, optimizer, kept) if optimizer is not None else None
     with torch.no_grad():
         # Copy into the existing tensors, which have the memory layout used before the checkpoint.
-        for name, tensor in state.items():
-            tensor.copy_(tensors[f"{_MODEL}{name}"])
+        for name, tensor in like.items():
+            tensor.copy_(tensors[name])
     if optimizer is not None and of_optimizer is not None:
         optimizer.load_state_dict(of_optimizer)
     return position, {name.removeprefix(_RANDOM): t for name, t in tensors.items() if name.startswith(_RANDOM)}
+
+
+def _prefixed(model: nn.Module, average: nn.Module | None) -> dict[str, Tensor]:
+    """The tensors of the model and of the average of its weights, by their names in the file."""
+    parts = {_MODEL: model} | ({} if average is None else {_AVERAGE: average})
+    return {f"{prefix}{name}": t for prefix, part in parts.items() for name, t in part.state_dict().items()}
 
 
 def read_position(path: Path) -> Position:

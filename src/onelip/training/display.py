@@ -1,6 +1,7 @@
 """Console output of a run: a progress bar in a terminal, lines elsewhere, and the table of results."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -71,6 +72,18 @@ class Display:
         """Print a line, above the bar if there is one."""
         if self.console is not None:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def block(self, facts: Sequence[tuple[str, str]]) -> None:
+        """Print labels with texts beside them."""
+        for label, text in facts:
+            self.print(f"{label:<9} {text}")
+
+    def print_table(self, table: Table, *notes: str) -> None:
+        """Print a table and lines below it."""
+        if self.console is not None:
+            self.console.print(table)
+        for note in notes:
+            self.print(note)
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Print the results of an epoch; `line` is its entry in the log."""

@@ -101,6 +101,8 @@ class Process:
 def processes(device: str) -> Iterator[Process]:
     """Connect to the other processes, if any, within the context; yields the `Process`.
 
+    Contexts can be nested: the outermost one connects, because a store of torchrun can be used for one group only.
+
     Args:
         device: name of the device, or "auto".
     """
@@ -109,6 +111,9 @@ def processes(device: str) -> Iterator[Process]:
     chosen = find_device(device, local_rank if count > 1 else None)
     if count == 1:
         yield Process(chosen)
+        return
+    if dist.is_initialized():
+        yield Process(chosen, rank, count)
         return
     # The timeout is long because the other processes wait while the first one evaluates.
     backend = "nccl" if chosen.type == "cuda" else "gloo"

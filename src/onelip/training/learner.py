@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from onelip.data import Batches, ImageData
+from onelip.training.average import WeightAverage
 from onelip.training.build import make_augmentation, set_layout
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
@@ -31,7 +32,13 @@ class Learner:
         self.layout = set_layout(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
         self.objective = Objective(recipe, model)
+        self.average = WeightAverage(model, recipe.ema) if recipe.ema else None
         self.network: nn.Module = model  # what is run: the model, or a wrapper of it
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network that is evaluated and saved: the average of the weights, if there is one, else the model."""
+        return self.model if self.average is None else self.average.model
 
     def wrap(self) -> None:
         """Wrap the network for several processes and for torch.compile, once its weights are in place."""
@@ -55,6 +62,25 @@ class Learner:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        most = max(1, -(-len(images) // self.recipe.accumulate))
+        *others, last = zip(images.split(most), labels.split(most), strict=True)
+        total = torch.zeros((), device=self.device)
+        for part in others:
+            with self.network.no_sync() if isinstance(self.network, DistributedDataParallel) else nullcontext():
+                total += self._backward(*part, batch_size, progress)
+        total += self._backward(*last, batch_size, progress)
+        if self.recipe.gradient_clip:
+            # After the average over processes: all have the same gradient, and clip it alike.
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
+        self.optimizer.step()
+        self.objective.after_step()
+        if self.average is not None:
+            self.average.update(self.model)
+        return total
+
+    def _backward(self, images: Tensor, labels: Tensor, batch_size: int, progress: float) -> Tensor:
+        """Add the gradient of a part of the batch; returns its part of the loss."""
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
         with training_weights(self.model, self.optimizer):
             loss = self.objective(
@@ -65,14 +91,8 @@ class Learner:
                 progress=progress,
                 precision=precision,
             )
-        self.optimizer.zero_grad(set_to_none=True)
         # DistributedDataParallel averages over processes, but their losses are parts of a sum.
         (loss * self.process.count).backward()
-        if self.recipe.gradient_clip:
-            # After the average over processes: all have the same gradient, and clip it alike.
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
-        self.optimizer.step()
-        self.objective.after_step()
         return loss.detach()
 
 

@@ -43,9 +43,14 @@ def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -
 
 
 def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """The context of a forward pass in training: where each step ends with R2, AOL can be left out of it."""
+    """The context of a forward pass in training: where steps end with R2, AOL can be left out of it.
+
+    Also with a retraction at every k-th step: between two of them a step of rate lr along a tangent changes the square
+    of the norm of P by about lr^2.
+    """
     is_retracted = isinstance(optimizer, LipschitzMuon) and all(
-        group["retraction"] == "r2" and group["every"] == 1 for group in optimizer.param_groups
+        group["retraction"] == "r2" and (group["every"] in (1, None) or group["tangent"])
+        for group in optimizer.param_groups
     )
     return unscaled(model) if is_retracted else nullcontext()
 

@@ -30,6 +30,10 @@ LATER_FIELDS = (
     "optimizer_options",
     "epoch_part",
     "evaluate_every",
+    "image_size",
+    "start_from",
+    "accumulate",
+    "ema",
 )
 
 
@@ -39,6 +43,9 @@ class Recipe:
 
     data: str = "cifar10"
     """Name of a data set (see onelip data), or a path: .npz, folder with one subfolder per class, official files."""
+    image_size: str = "original"
+    """Resize all images on loading to N (a square) or HEIGHTxWIDTH pixels, such as 64 or 48x64, without keeping their
+    aspect ratio; "original" keeps their size. The run remembers it."""
     model: str = "aol-small"
     """Name of an architecture; see onelip models."""
     method: str = "default"
@@ -47,6 +54,9 @@ class Recipe:
     """Options of the model, as key=value: width=8 convs=3."""
     method_options: tuple[str, ...] = ()
     """Options of the method, as key=value: side=auto steps=2."""
+    start_from: str = ""
+    """Run directory whose weights this new run starts from, with the options of that run; its own files are unchanged.
+    The learning rate starts again with the first step of its schedule."""
     epochs: int = 1000
     """Number of passes over the training images."""
     epoch_part: float = 1.0
@@ -55,6 +65,10 @@ class Recipe:
     """Evaluate and log after every this many epochs, and after the last."""
     batch_size: int = 250
     """Images per step, over all processes."""
+    accumulate: int = 1
+    """Compute the gradient of a step in this many parts of the batch, one after the other: less memory, and the same
+    gradient up to rounding, except that batch centring takes the mean of each part, and power iterations advance with
+    each part."""
     seed: int = 0
     """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
@@ -84,6 +98,8 @@ class Recipe:
     """Weight decay, for the weights of linear layers only; weight_decay * P is added to the gradient."""
     gradient_clip: float = 0.0
     """Clip the norm of the gradient of all parameters to this value before each step; 0 to switch off."""
+    ema: float = 0.0
+    """Evaluate and save an exponential moving average of the weights, with this decay, such as 0.999; 0 for none."""
     schedule: Literal["steps", "one-cycle"] = "steps"
     """steps: drops at given fractions of the run; one-cycle: linear warm-up from 0, linear decay to 0."""
     drop_at: tuple[float, ...] = (0.9, 0.99, 0.999)
@@ -132,6 +148,7 @@ class Recipe:
             ("epochs", 1, 10**9),
             ("evaluate_every", 1, 10**9),
             ("batch_size", 1, 10**9),
+            ("accumulate", 1, 10**9),
             ("seed", 0, 2**63 - 1),
             ("threads", 0, 4096),
             ("momentum", 0, 1),
@@ -147,8 +164,16 @@ class Recipe:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")
         if self.optimizer != "sgd" and self.momentum == 1:
             raise RecipeError(f"expected momentum below 1 for {self.optimizer}, got 1")
+        if self.image_size != "original" and self.resize_to is None:
+            raise RecipeError(
+                f'expected image_size to be "original", N or HEIGHTxWIDTH, such as 64 or 48x64, got {self.image_size!r}'
+            )
         if not math.isfinite(self.offset):
             raise RecipeError(f"expected a finite offset, got {self.offset!r}")
+        if not 0 <= self.ema < 1:
+            raise RecipeError(f"expected ema from 0 to below 1, got {self.ema!r}; 0.999 averages about 1000 steps")
+        if self.accumulate > self.batch_size:
+            raise RecipeError(f"expected accumulate of at most batch_size, {self.batch_size}, got {self.accumulate}")
         if not 0 <= self.validation < 1:
             raise RecipeError(f"expected validation from 0 to below 1, got {self.validation!r}; 0.1 is a tenth")
         if not 0 < self.epoch_part <= 1:
@@ -161,6 +186,19 @@ class Recipe:
             for option in getattr(self, name):
                 if not option.partition("=")[0].isidentifier() or "=" not in option:
                     raise RecipeError(f"expected {name} as key=value, got {option!r}; for example width=8")
+
+    @property
+    def resize_to(self) -> tuple[int, int] | None:
+        """(height, width) that images are resized to; None to keep their size.
+
+        Examples:
+            >>> Recipe(image_size="48x64").resize_to
+            (48, 64)
+        """
+        if not (found := re.fullmatch(r"([1-9]\d{0,4})(?:x([1-9]\d{0,4}))?", self.image_size)):
+            return None
+        height, width = found.groups()
+        return int(height), int(width or height)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values."""
@@ -178,7 +216,7 @@ class Recipe:
             if before != now and field.name not in MACHINE_FIELDS:
                 raise RecipeError(
                     f"the run has --{field.name.replace('_', '-')} {before!r}, got {now!r}; omit the option to resume "
-                    "it, or start a new run"
+                    "it, or start a new run from its weights: --start-from instead of --resume"
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -379,6 +417,9 @@ def preset(name: str) -> Recipe:
     if name not in PRESETS:
         raise RecipeError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
     return PRESETS[name]
+
+
+OWN_BUDGET = "10m"  # of runs on images of your own, unless a preset, epochs or a budget are given
 
 
 def preset_for(data: str | None) -> str:

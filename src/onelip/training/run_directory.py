@@ -3,6 +3,7 @@
 config.json             the recipe, and the name and fingerprint of the data
 environment.json        machine, versions and command of each session
 log.jsonl               one line per epoch
+log.csv                 the same as a table, with --log csv
 checkpoint.safetensors  everything needed to resume
 weights.safetensors     final parameters of training (P)
 plain.safetensors       the final network, baked (W), which is evaluated, proved and exported
@@ -15,13 +16,12 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from onelip._version import __version__
 from onelip.core.errors import NoRun, PathTaken, RecipeError, RunError
@@ -29,7 +29,7 @@ from onelip.core.files import LOCK, disk_error, locked, read_json, write_json, w
 from onelip.training.recipe import Recipe
 
 CONFIG_VERSION = 1
-TENSORBOARD = "tensorboard"  # subdirectory
+LOG_FOLDERS = ("tensorboard", "wandb")  # that other logs create
 
 
 class RunDirectory:
@@ -48,6 +48,7 @@ class RunDirectory:
         self.config = self.path / "config.json"
         self.environment = self.path / "environment.json"
         self.log = self.path / "log.jsonl"
+        self.csv = self.path / "log.csv"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
         self.plain = self.path / "plain.safetensors"
@@ -177,8 +178,9 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
 
 def remove_new(run: RunDirectory) -> None:
     """Remove the files of a run that failed before its first step, so that it can be started again."""
-    shutil.rmtree(run.path / TENSORBOARD, ignore_errors=True)
-    for path in (run.log, run.environment, run.checkpoint, run.config):
+    for name in LOG_FOLDERS:
+        shutil.rmtree(run.path / name, ignore_errors=True)
+    for path in (run.log, run.csv, run.environment, run.checkpoint, run.config):
         path.unlink(missing_ok=True)
 
 
@@ -235,22 +237,28 @@ def trim_log(run: RunDirectory, epochs: int) -> None:
     write_whole(run.log, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
+class Logger(Protocol):
+    """A log besides log.jsonl, as `onelip.training.loggers` opens one."""
+
+    def write(self, epoch: int, numbers: dict[str, float]) -> None:
+        """Add the numbers of an epoch."""
+        ...
+
+    def close(self) -> None:
+        """End the log."""
+        ...
+
+
 class RunLog:
-    """Appends lines to log.jsonl, flushes each, and optionally writes their numbers to TensorBoard.
+    """Appends lines to log.jsonl, flushes each, and passes their numbers to other logs.
 
     Args:
         run: the run.
-        epoch: number of completed epochs; TensorBoard data of later epochs is replaced.
-        tensorboard: whether to write to TensorBoard as well.
+        others: further logs.
     """
 
-    def __init__(self, run: RunDirectory, *, epoch: int, tensorboard: bool) -> None:
-        self.path = run.log
-        self.writer: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # optional dependency
-
-            self.writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=epoch + 1)
+    def __init__(self, run: RunDirectory, others: Sequence[Logger] = ()) -> None:
+        self.path, self.others = run.log, others
 
     def write(self, line: dict[str, Any]) -> None:
         """Add the line of an epoch."""
@@ -259,28 +267,26 @@ class RunLog:
                 out.write(json.dumps(line, allow_nan=False) + "\n")
         except OSError as error:
             raise disk_error(error, self.path) from error
-        if self.writer is not None:
-            for name, value in _numbers(line):
-                self.writer.add_scalar(name, value, line["epoch"])
-            self.writer.flush()
+        for other in self.others:
+            other.write(line["epoch"], numbers_in(line))
 
     def close(self) -> None:
-        """Close the TensorBoard writer, if any."""
-        if self.writer is not None:
-            self.writer.close()
+        """Close the other logs."""
+        for other in self.others:
+            other.close()
 
 
-def check_tensorboard() -> None:
-    """Raise a RunError if the package tensorboard is missing."""
-    if find_spec("tensorboard") is None:
-        raise RunError("--tensorboard needs the package tensorboard: pip install 'onelip[tensorboard]'")
+def numbers_in(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a line by their names, except for the epoch.
 
-
-def _numbers(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found = []
+    Examples:
+        >>> numbers_in({"epoch": 1, "loss": 2.0, "cra": {"36/255": 0.5, "1": None}})
+        {'loss': 2.0, 'cra/36/255': 0.5}
+    """
+    found: dict[str, float] = {}
     for key, value in line.items():
         if isinstance(value, dict):
-            found += _numbers(value, f"{prefix}{key}/")
+            found |= numbers_in(value, f"{prefix}{key}/")
         elif isinstance(value, int | float) and key != "epoch":
-            found.append((f"{prefix}{key}", float(value)))
+            found[f"{prefix}{key}"] = float(value)
     return found

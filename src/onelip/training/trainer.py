@@ -6,6 +6,7 @@ weights as one that was not, bit for bit, on the same machine with the same numb
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,24 +17,26 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
-from onelip.core.files import write_json
+from onelip.core.files import read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.budget import fit_to_budget
-from onelip.training.build import build_model, find_imports, import_needed, save_weights
+from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
+from onelip.training.loggers import check_loggers, open_logger
+from onelip.training.memory import require_memory
 from onelip.training.optimizer import learning_rate
-from onelip.training.recipe import Recipe, format_seconds
+from onelip.training.plan import describe_run
+from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
     RunDirectory,
     RunLog,
-    check_tensorboard,
     open_run,
     read_config,
     record_session,
@@ -51,7 +54,7 @@ def train(
     data: ImageData | None = None,
     data_root: str | Path | None = None,
     display: Display | None = None,
-    tensorboard: bool = False,
+    log: Sequence[str] = (),
     save_minutes: float = 10.0,
     save_steps: int = 0,
     stop: StopRequest | None = None,
@@ -70,7 +73,7 @@ def train(
         data: the images; by default loaded by the recipe's name.
         data_root: directory of named data sets; a resumed run remembers it.
         display: shows the progress; None shows nothing.
-        tensorboard: also log for TensorBoard.
+        log: further logs besides log.jsonl: "csv", "tensorboard", "wandb", "trackio".
         save_minutes: besides after each epoch, write a checkpoint at this interval; 0 for never.
         save_steps: the same in steps.
         stop: call it, from any thread or signal handler, to save and stop after the current step.
@@ -89,15 +92,18 @@ def train(
             raise RecipeError(f"expected {name} of at least 0, got {value}")
     if budget is not None and (resume or not 0 < budget < math.inf):
         raise RecipeError(f"expected a positive budget, and a new run, got {budget!r}; a run to resume keeps its steps")
-    if tensorboard:
-        check_tensorboard()
+    check_loggers(log)
     run = RunDirectory(out)
     if resume:
         kept = read_config(run)
         import_needed(kept, run)
         data_root = data_root or kept.data_root
+    elif recipe.start_from:
+        start = RunDirectory(recipe.start_from)
+        import_needed(read_config(start), start)
+        recipe = recipe.replace(start_from=str(start.path.expanduser().absolute()))
     root = None if data_root is None else str(Path(data_root).expanduser().absolute())
-    options = SessionOptions(resume, tensorboard, save_minutes, save_steps, root)
+    options = SessionOptions(resume, tuple(log), save_minutes, save_steps, root)
     with processes(recipe.device) as process:
         shown = display if display is not None and process.is_first else Display(None)
         if data is None:
@@ -108,10 +114,9 @@ def train(
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             if budget is not None:
                 recipe = fit_to_budget(recipe, budget, data, process)
-                shown.print(
-                    f"{format_seconds(budget)}: {recipe.model}, batch size {recipe.batch_size}, {recipe.optimizer} "
-                    f"with learning rate {recipe.lr:.3g}, {recipe.epochs * recipe.epoch_part:.3g} passes over the data"
-                )
+            memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
+            if shown.console is not None and not resume:
+                shown.block(describe_run(recipe, data, process, memory, budget))
             process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             trainer = None
             try:
@@ -131,12 +136,35 @@ def train(
                 shown.stop()
 
 
+def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str, Any]:
+    """The results of a run in a directory: of a finished one; else it is resumed; else a new one is trained.
+
+    Args:
+        recipe: everything that decides the result; a run in the directory must have the same recipe.
+        out: directory of the run.
+        **settings: arguments of `train` besides `resume`.
+
+    Returns:
+        The content of results.json.
+
+    Raises:
+        RecipeError: if the directory contains a run of another recipe.
+        Exception: those of `train`.
+    """
+    run = RunDirectory(out)
+    is_started = run.config.exists()
+    if is_started and run.results.exists():  # the results are written last
+        recipe.check_resumes(read_config(run).recipe)
+        return read_json(run.results)
+    return train(recipe, out, resume=is_started, **settings)
+
+
 @dataclass(frozen=True)
 class SessionOptions:
     """Options of `train` that do not change the result."""
 
     resume: bool = False
-    tensorboard: bool = False
+    log: tuple[str, ...] = ()
     save_minutes: float = 10.0
     save_steps: int = 0
     data_root: str | None = None
@@ -173,6 +201,8 @@ class Trainer:
         self.steps = recipe.epochs * len(self.loader)
         torch.manual_seed(recipe.seed)
         self.model = process.run_on_all(build_model, recipe, data.num_classes, data.shape).to(process.device)
+        if recipe.start_from and not (options.resume and run.checkpoint.exists()):
+            process.run_on_all(load_weights, self.model, recipe.start_from)
         self.learner = Learner(recipe, self.model, process)
         process.run_on_all(self.learner.objective.check, data.shape)
         self.test_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
@@ -276,7 +306,7 @@ class Trainer:
         """Continue from the checkpoint."""
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         self.position, states = self.process.run_on_all(
-            load_checkpoint, path, self.model, optimizer, self.data.fingerprint
+            load_checkpoint, path, self.model, optimizer, self.data.fingerprint, self.learner.average
         )
         self.generator.set_state(states["data"])
         torch.set_rng_state(states["torch"])
@@ -299,7 +329,8 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.process.device)
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         try:
-            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint)
+            average = self.learner.average
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, average)
         except Diverged as error:
             raise self.diverged(str(error)) from error
 
@@ -337,7 +368,7 @@ class Trainer:
                 f"note: {name} was {before} and is {facts[name]}; the weights will agree up to rounding only"
             )
         trim_log(run, self.position.epoch)
-        self.log = RunLog(run, epoch=self.position.epoch, tensorboard=self.options.tensorboard)
+        self.log = RunLog(run, [open_logger(name, run, config.to_json()) for name in self.options.log])
 
     # Evaluation, in the first process.
 
@@ -345,7 +376,7 @@ class Trainer:
         """Evaluate the current epoch and add its line to the log."""
         if self.log is None:
             return None
-        plain = bake(self.model, expand=False)  # the faster form
+        plain = bake(self.learner.evaluated, expand=False)  # the faster form
         found = self.evaluate(plain, self.used, self.constants(plain))
         at, steps = self.position, (self.position.epoch + 1) * len(self.loader)
         line = {
@@ -367,8 +398,8 @@ class Trainer:
         if self.log is None:
             return None
         self.log.close()
-        plain = bake(self.model)
-        save_weights(self.run, self.model, plain)
+        plain = bake(self.learner.evaluated)
+        save_weights(self.run, self.learner.evaluated, plain)
         constants = self.constants(plain, effort="high")
         parts = ({"validation": self.used} if self.recipe.validation else {}) | {"test": self.data}
         results: dict[str, Any] = {}
@@ -380,7 +411,7 @@ class Trainer:
 
     def constants(self, plain: nn.Module, effort: Effort = "normal") -> Constants:
         """Lipschitz constants of the network."""
-        return find_constants(self.model, plain, self.recipe, self.data.shape, effort)
+        return find_constants(self.learner.evaluated, plain, self.recipe, self.data.shape, effort)
 
     def evaluate(self, plain: nn.Module, part: ImageData, constants: Constants) -> Evaluation:
         """Evaluate the test images of a data set."""
@@ -389,7 +420,7 @@ class Trainer:
 
 def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:
     try:
-        return load_data(recipe.data, root)
+        return load_data(recipe.data, root, image_size=recipe.resize_to)
     except DataNotFound as error:
         if not resume:
             raise

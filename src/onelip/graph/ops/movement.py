@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from onelip.core.batch_norm import Folded
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
 from onelip.graph.calls import Ref
@@ -100,7 +101,7 @@ def move(step: Step) -> StepBound:
     return StepBound(constant, "side by side: root of the squares", holes=holes)
 
 
-@register_rule(nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
+@register_rule(Folded, nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 def move_in_layer(step: Step) -> StepBound:
     """A layer that moves entries, for inputs of any size."""
     layer = step.call.module

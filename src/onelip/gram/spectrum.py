@@ -84,7 +84,7 @@ def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
         >>> spectrum_of_network(nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2))["mean_distance_from_1"]
         0.0
     """
-    found = [spectrum_of_layer(name, layer, x) for name, layer, x in _reached_layers(plain, images[:1])]
+    found = [spectrum_of_layer(name, layer, x) for name, layer, x in reached_layers(plain, images[:1])]
     if not found:
         raise ValueError("the network has no layer with weights")
     values = torch.cat([s.values for s in found])
@@ -92,7 +92,7 @@ def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
     return {**summarise(values, shares), "layers": [s.to_json() for s in found]}
 
 
-def _reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.Module, Tensor]]:
+def reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Layers with the first input of each, in float64, in the order of execution."""
     model = copy.deepcopy(plain).cpu().double().eval().requires_grad_(False)
     seen: dict[str, Tensor] = {}

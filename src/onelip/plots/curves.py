@@ -1,0 +1,206 @@
+"""Accuracy: certified accuracy against the radius, training curves, and the accuracies of several runs."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onelip.attacks.result import AttackResult
+from onelip.certification.margins import PAPER_RADII, certified_accuracy as cra_at, radius_name
+from onelip.certification.result import Certification
+from onelip.plots.canvas import DASHES, FAINT, INK, MARKERS, PAPER, SERIES, SOFT, drawing, new_figure
+from onelip.plots.sources import Log, Run, by_name, certified, log_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_POINTS = 201
+
+
+@drawing
+def certified_accuracy(
+    found: Certification | Run | Mapping[str, Certification | Run],
+    *,
+    attacks: AttackResult | Mapping[str, AttackResult] | None = None,
+    paper: Mapping[str, Mapping[float, float]] | None = None,
+) -> "Figure":
+    """Draw certified accuracy against the radius.
+
+    The curve is a lower bound of the accuracy under every perturbation of that norm; an attack gives an upper bound.
+
+    Args:
+        found: a certification with labels, or a run; or several of them by name.
+        attacks: results of `onelip.attack` on the first images of the certification, by the same names. The curve of a
+            part of the images is drawn together with the certified accuracy of the same images.
+        paper: published accuracies by name, each by radius; radius 0 is the accuracy.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if a certification has no labels.
+
+    Examples:
+        Not executed here:
+
+            onelip.plots.certified_accuracy("runs/first").savefig("curve.svg")
+    """
+    sources = {name: certified(source).certification for name, source in by_name(found).items()}
+    against = {} if attacks is None else by_name(attacks)
+    figure, axes = new_figure(3.3)
+    largest = max(1.05, *(_reach(source) for source in sources.values()))
+    grid = [largest * i / (_POINTS - 1) for i in range(_POINTS)]
+    for number, (name, source) in enumerate(sources.items()):
+        colour, dash = SERIES[number % len(SERIES)], DASHES[number // len(SERIES) % len(DASHES)]
+        label = name if len(sources) > 1 else f"certified ({source.mode})"
+        axes.plot(grid, _shares(source, len(source.classes), grid), color=colour, linestyle=dash, label=label)
+        attack = against.get(name)
+        if attack is None:
+            continue
+        assert source.labels is not None
+        labels, count = source.labels[: len(attack)], len(attack)
+        upper = [100 * attack.accuracy(labels, radius) for radius in grid]
+        suffix = "" if count == len(source.classes) else f", first {count} images"
+        what = f"attack: upper bound{suffix}" if len(sources) == 1 else f"{name}, attack{suffix}"
+        axes.plot(grid, upper, color=colour, linestyle=(0, (1, 1.2)), linewidth=1.3, label=what)
+        lower = _shares(source, count, grid)
+        if suffix and len(sources) == 1:
+            axes.plot(grid, lower, color=colour, linewidth=0.8, label="certified, the same images")
+        axes.fill_between(grid, lower, upper, color=colour, alpha=0.12, linewidth=0)
+    for number, (name, points) in enumerate((paper or {}).items()):
+        axes.plot(
+            list(points),
+            [100 * share for share in points.values()],
+            linestyle="",
+            marker=MARKERS[(2 + number) % len(MARKERS)],
+            color=INK,
+            markerfacecolor=PAPER,
+            markersize=5,
+            label=name,
+        )
+    for radius in PAPER_RADII:
+        axes.axvline(radius, color=FAINT, linewidth=0.7, zorder=0)
+        axes.text(radius, 100, radius_name(radius), color=SOFT, fontsize=7, ha="center", va="bottom")
+    axes.grid(axis="x", visible=False)
+    axes.set(xlabel="L2 radius (pixels in [0, 1])", ylabel="% of test images", xlim=(0, largest), ylim=(0, 100))
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.97))
+    return figure
+
+
+def _shares(source: Certification, count: int, grid: list[float]) -> list[float]:
+    """Certified accuracy in % of the first images at each radius."""
+    if source.labels is None:
+        raise ValueError("expected a certification with labels, got none; give them to certify(..., labels)")
+    right, radii = (source.classes == source.labels)[:count], source.radii[:count]
+    return [100 * cra_at(right, radii, radius, inclusive=source.mode == "sound") for radius in grid]
+
+
+def _reach(source: Certification) -> float:
+    """The radius that one image of a hundred exceeds."""
+    finite = source.radii[source.radii.isfinite()]
+    return float(torch.quantile(finite, 0.99)) if len(finite) else 0.0
+
+
+@drawing
+def training_curves(runs: Run | Log | Mapping[str, Run | Log]) -> "Figure":
+    """Draw loss, accuracy and certified robust accuracy after each epoch.
+
+    Args:
+        runs: a run, or the lines of its log; or several of them by name, which are overlaid.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if no epoch is finished.
+    """
+    logs = {name: log_of(source) for name, source in by_name(runs).items()}
+    figure, (above, below) = new_figure(4.3, 2, sharex=True)
+    for number, (name, log) in enumerate(logs.items()):
+        epochs = [line["epoch"] for line in log]
+        style = {
+            "marker": "o" if len(log) < 25 else "",  # points show single epochs
+            "markersize": 3,
+            "linestyle": DASHES[number // len(SERIES) % len(DASHES)],
+        }
+        colour = SERIES[number % len(SERIES)]
+        split, radii = log[-1].get("split", "test"), list(log[-1].get("cra") or {})
+        if len(logs) > 1:
+            above.plot(epochs, _numbers(log, "train_loss"), color=colour, label=name, **style)
+            below.plot(epochs, _percent(log, None), color=colour, **style)
+            if radii:
+                below.plot(epochs, _percent(log, radii[0]), color=colour, **{**style, "linestyle": DASHES[2]})
+            below.set_ylabel(f"accuracy, CRA {radii[0]}\n(dotted), %" if radii else "accuracy, %")
+            continue
+        above.plot(epochs, _numbers(log, "train_loss"), color=SERIES[0], label="training", **style)
+        above.plot(epochs, _numbers(log, "loss"), color=SERIES[1], label=split, **style)
+        below.plot(epochs, _percent(log, None), color=INK, label="accuracy", **style)
+        for place, radius in enumerate(radii):
+            below.plot(epochs, _percent(log, radius), color=SERIES[place], label=f"CRA {radius}", **style)
+        below.set_ylabel(f"% of {split} images")
+    above.set_ylabel("training loss" if len(logs) > 1 else "loss")
+    below.set(xlabel="epoch", ylim=(0, 100))
+    below.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (above, below):
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _numbers(log: Log, key: str) -> list[float]:
+    return [math.nan if line.get(key) is None else line[key] for line in log]
+
+
+def _percent(log: Log, radius: str | None) -> list[float]:
+    """Accuracy, or CRA at a radius; NaN (a gap) for an epoch without it."""
+    found = [line.get("accuracy") if radius is None else (line.get("cra") or {}).get(radius) for line in log]
+    return [math.nan if share is None else 100 * share for share in found]
+
+
+@drawing
+def accuracies(results: Mapping[str, Mapping[str, Any]]) -> "Figure":
+    """Draw accuracy and certified robust accuracy of several networks as dots, one line for each.
+
+    Args:
+        results: for each name, an evaluation as in results.json: a dictionary with `accuracy` and `cra` by radius.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+
+    Examples:
+        >>> figure = accuracies({"aol": {"accuracy": 0.7, "cra": {"36/255": 0.6}}, "soc": {"accuracy": 0.6, "cra": {}}})
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        ['aol', 'soc']
+    """
+    found = {name: {"accuracy": part["accuracy"], **_named(part["cra"])} for name, part in results.items()}
+    figure, axes = new_figure(0.9 + 0.2 * len(found))
+    titles = list(dict.fromkeys(title for part in found.values() for title in part))
+    for row, part in enumerate(found.values()):
+        known = [100 * share for share in part.values() if share is not None]
+        axes.plot([min(known), max(known)], [row, row], color=SOFT, linewidth=1, zorder=1)
+    for number, title in enumerate(titles):
+        points = [(100 * part[title], row) for row, part in enumerate(found.values()) if part.get(title) is not None]
+        axes.plot(
+            *zip(*points, strict=True) if points else ([], []),
+            linestyle="",
+            marker=MARKERS[number % len(MARKERS)],
+            color=INK if number == 0 else SERIES[number - 1],
+            markerfacecolor=PAPER if number == 0 else SERIES[number - 1],
+            markersize=5.5,
+            label=title,
+            zorder=10 - number,  # the accuracy is drawn on top
+        )
+    axes.set_yticks(range(len(found)), list(found))
+    axes.set(xlim=(0, 100), ylim=(len(found) - 0.4, -0.6), xlabel="% of images")
+    figure.legend(loc="outside upper center", ncols=3, handletextpad=0.3, columnspacing=1.2)
+    return figure
+
+
+def _named(cra: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {f"CRA {radius}": share for radius, share in cra.items()}

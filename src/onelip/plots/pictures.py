@@ -1,0 +1,214 @@
+"""Pictures: crops of J^T J, the most and the least robust images, and images that an attack found."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onelip.attacks.result import AttackResult
+from onelip.certification.result import Certification
+from onelip.core.errors import UnsupportedLayer
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.core.images import to_float
+from onelip.gram.jtj import center_crop, jtj as crop_of
+from onelip.gram.spectrum import reached_layers
+from onelip.plots.canvas import INK, SERIES, SOFT, drawing, new_figure, shade
+from onelip.plots.sources import Run, certified, loaded, middle_image
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ENTRIES = 288  # of a side of the crop: 3 x 3 pixels of 32 channels
+_PIXELS = 3
+
+
+@drawing
+def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer: str | None = None) -> "Figure":
+    """Draw three crops of $J^T J$ of a layer, each with its own colour scale; the identity is an isometry.
+
+    The first is the centre crop of 3 x 3 pixels, the second its centre pixel with itself, the third the centre pixel
+    with its neighbour. Of layers with more than 32 channels, the first 32 are drawn; of dense layers, the first 288
+    inputs, and smaller parts of them.
+
+    Args:
+        source: a linear layer, or a run.
+        input_size: spatial size of the input of the layer; not used for a run or a dense layer.
+        layer: name of the layer of the run. Default: the first convolution with overlapping windows and 32 channels
+            or more, if there is one.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        UnsupportedLayer: if the layer, or every layer of the run, is not a linear layer of torch.
+
+    Examples:
+        >>> figure = jtj(nn.Conv2d(4, 4, 3, padding=1), 8)
+        >>> [axes.get_title() for axes in figure.axes]
+        ['centre, 36 inputs', 'one pixel', 'and its neighbour']
+    """
+    module, size, name = _layer(source, input_size, layer)
+    dense = isinstance(module, nn.Linear)
+    if dense:
+        part = slice(0, min(_ENTRIES, module.in_features))
+        half = max(1, min(32, module.in_features // 2))
+        one, other = slice(0, half), slice(half, 2 * half)
+        panels = {
+            f"first {part.stop} inputs": ([part], [part]),
+            f"{half} inputs": ([one], [one]),
+            "and the next": ([one], [other]),
+        }
+    else:
+        sizes = [size] * (module.weight.dim() - 2) if isinstance(size, int) else list(size)
+        channels = min(module.in_channels, _ENTRIES // _PIXELS ** len(sizes) or 1)
+        whole, one = center_crop(sizes, _PIXELS, channels), center_crop(sizes, 1, channels)
+        beside = slice(one[-2].start + 1, one[-2].start + 2) if one[-2].stop < sizes[-1] else one[-2]
+        panels = {
+            "centre": (whole, whole),
+            "one pixel": (one, one),
+            "and its neighbour": (one, [*one[:-2], beside, one[-1]]),
+        }
+    crops = {title: crop_of(module, size, *where).numpy() for title, where in panels.items()}
+    if not dense:
+        crops = {f"centre, {len(crops['centre'])} inputs": crops.pop("centre"), **crops}
+    figure, places = new_figure(2.35, 1, 3)
+    for axes, (title, values) in zip(places, crops.items(), strict=True):
+        _signed(figure, axes, values)
+        axes.set_title(title)
+    if name:
+        figure.suptitle(f"{name}: {module}", fontsize=8, color=SOFT)
+    return figure
+
+
+def _layer(source: Any, input_size: int | Sequence[int], name: str | None) -> tuple[Any, int | Sequence[int], str]:
+    """A layer, the size of its input, and its name."""
+    if isinstance(source, nn.Module):
+        if not isinstance(source, LINEAR_LAYERS):
+            raise UnsupportedLayer(f"expected a linear layer of torch, got {type(source).__name__}")
+        return source, input_size, ""
+    run = loaded(source)
+    found = {
+        place: (module, tuple(x.shape[2:]))
+        for place, module, x in reached_layers(run.plain, middle_image(run))
+        if isinstance(module, LINEAR_LAYERS)
+    }
+    if name is not None and name not in found:
+        raise ValueError(f"expected the name of a linear layer, got {name!r}; known: {', '.join(found)}")
+    if not found:
+        raise UnsupportedLayer("the network has no linear layer of torch")
+    chosen = name or max(found, key=lambda place: _interest(found[place][0]))  # the first of the best
+    return *found[chosen], chosen
+
+
+def _interest(module: nn.Module) -> tuple[bool, int]:
+    """Whether the windows of a layer overlap, and the number of channels to draw."""
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return False, 0
+    spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    return any(d * (k - 1) >= s for k, s, d in spans), min(32, module.in_channels)
+
+
+def _signed(figure: "Figure", axes: Any, values: Any) -> None:
+    """A matrix with positive entries in one colour and negative ones in another, and its scale."""
+    scale = max(float(np.abs(values).max()), 1e-300)
+    axes.imshow(shade(SERIES[0], values / scale))
+    if (values < 0).any():
+        axes.imshow(shade(SERIES[3], -values / scale))
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    low, high = float(values.min()), float(values.max())
+    axes.set_xlabel(f"{low:.2g} to {high:.3g}", fontsize=8)
+
+
+@drawing
+def robust_images(
+    found: Certification | Run,
+    images: Tensor | None = None,
+    class_names: Sequence[str] | None = None,
+    *,
+    count: int = 6,
+) -> "Figure":
+    """Draw the images with the largest and the smallest certified radii, with decisions and radii.
+
+    Args:
+        found: a certification, or a run.
+        images: the certified images; by default those of the run.
+        class_names: names of the classes; by default those of the run, or numbers.
+        count: number of images of each kind.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if images are missing.
+    """
+    source = certified(found, images, class_names)
+    if source.images is None:
+        raise ValueError("expected the certified images, got none; pass images=")
+    order = source.certification.radii.argsort(descending=True).tolist()
+    count = min(count, len(order))
+    figure, places = new_figure(3.3, 2, count, squeeze=False)
+    for name, row, chosen in (("most robust", 0, order[:count]), ("least robust", 1, order[-count:])):
+        places[row, 0].set_title(name, color=SOFT)
+        for axes, index in zip(places[row], chosen, strict=True):
+            decision, radius = int(source.certification.classes[index]), float(source.certification.radii[index])
+            labels = source.certification.labels
+            label = decision if labels is None else int(labels[index])
+            text = source.name(decision) + ("" if label == decision else f"\n(is {source.name(label)})")
+            _picture(axes, source.images[index], f"{text}\n{radius:.2g}")
+    return figure
+
+
+@drawing
+def adversarial_images(found: AttackResult, class_names: Sequence[str] | None = None, *, count: int = 6) -> "Figure":
+    """Draw images, the nearest image with another decision that an attack found, and their difference.
+
+    Args:
+        found: the result of `onelip.attack`.
+        class_names: names of the classes; by default numbers.
+        count: number of images; they are chosen from the smallest to the largest distance.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if the attack found nothing.
+    """
+    distances = found.distances
+    # A distance of 0 is a tie: there is no difference to draw.
+    order = [i for i in distances.argsort().tolist() if 0 < float(distances[i]) < torch.inf]
+    chosen = [order[(2 * i + 1) * len(order) // (2 * count)] for i in range(count)] if len(order) > count else order
+    if not chosen:
+        raise ValueError("the attack found no image with another decision")
+    names = {k: str(k) if class_names is None else class_names[k] for k in range(found.logits.shape[1])}
+    figure, places = new_figure(3.9, 3, max(len(chosen), 3), squeeze=False)
+    for axes in places[:, len(chosen) :].flatten():
+        axes.axis("off")
+    for row, title in enumerate(("image", "nearest image found", "difference, enlarged")):
+        places[row, 0].set_title(title, color=SOFT)
+    for column, index in enumerate(chosen):
+        image = to_float(found.images[index], torch.float64)
+        other = to_float(found.adversarials[index], torch.float64)
+        claim = "" if found.radii is None else f"\ncertified {float(found.radii[index]):.2g}"
+        _picture(places[0, column], image, f"{names[int(found.classes[index])]}{claim}")
+        to = names[int(found.found_classes[index])]
+        _picture(places[1, column], other, f"{to}\nat {float(distances[index]):.2g}")
+        difference = other - image
+        factor = 0.5 / max(float(difference.abs().max()), 1e-300)
+        _picture(places[2, column], 0.5 + factor * difference, f"× {factor:.2g}")
+    return figure
+
+
+def _picture(axes: Any, image: Tensor, text: str) -> None:
+    """One image (C, H, W) with a text below it."""
+    pixels = to_float(image, torch.float64).clamp(0, 1)
+    shown = pixels.permute(1, 2, 0) if len(pixels) in (3, 4) else pixels[0][..., None].expand(-1, -1, 3)
+    axes.imshow((255 * shown).round().to(torch.uint8).numpy())
+    axes.set(xticks=[], yticks=[])
+    axes.grid(visible=False)
+    axes.set_xlabel(text, fontsize=7.5, color=INK)

@@ -1,0 +1,379 @@
+"""Collect what there is to know about a run: from its files, and from its network and test images.
+
+Each part fails by itself: a run that is incomplete, of another version or of a model that is not registered loses what
+cannot be computed, and the page states what is missing and why.
+"""
+
+import copy
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from onelip import plots
+from onelip.attacks import AttackResult, attack
+from onelip.certification.audit import Audit, audit
+from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.result import Certification
+from onelip.core.bake import bake
+from onelip.core.errors import RunError, Stopped, reason
+from onelip.core.files import read_json
+from onelip.core.images import to_float
+from onelip.gram.spectrum import spectrum_of_network
+from onelip.plots.canvas import to_svg
+from onelip.report.statements import statements
+from onelip.report.table import Row
+from onelip.training.build import LoadedRun, load_run
+from onelip.training.prediction import Predictions
+from onelip.training.run_data import load_run_data
+from onelip.training.run_directory import RunDirectory, read_config, read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure on the page.
+
+    Attributes:
+        title: its heading.
+        svg: the element.
+        caption: what it shows.
+    """
+
+    title: str
+    svg: str
+    caption: str
+
+
+@dataclass
+class View:
+    """What is known of a run.
+
+    Attributes:
+        name: name on the page.
+        row: its row of the table; see `onelip.report.table.columns`.
+        more: further rows with other bases.
+        recipe: the options of the run.
+        data: name of its data.
+        log: lines of log.jsonl.
+        sessions: environment of each session.
+        commands: commands that repeat it.
+        statements: sentences on what is proved and what is not.
+        drawings: figures of this run.
+        missing: what could not be shown, and why.
+        certification: radii of test images.
+        attack: the attack on the first of these images.
+        audit: the proved constant of each layer.
+    """
+
+    name: str
+    row: Row
+    more: list[Row] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    data: str = ""
+    log: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    statements: list[str] = field(default_factory=list)
+    drawings: list[Drawing] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    certification: Certification | None = None
+    attack: AttackResult | None = None
+    audit: Audit | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the attack changed a certified decision; radii in real arithmetic may be too large by rounding."""
+        is_sound = self.certification is not None and self.certification.mode == "sound"
+        return is_sound and self.attack is not None and bool(self.attack.broken.any())
+
+    @contextmanager
+    def part(self, what: str) -> Iterator[None]:
+        """Run a part; if it fails, note what is missing."""
+        try:
+            yield
+        except Stopped:
+            raise
+        except Exception as error:
+            self.missing.append(f"{what}: {reason(error)}")
+
+    def draw(self, title: str, caption: str, make: "Callable[[], Figure]") -> None:
+        """Add a figure."""
+        with self.part(title):
+            self.drawings.append(draw(self.name, title, caption, make))
+
+
+def draw(key: str, title: str, caption: str, make: "Callable[[], Figure]") -> Drawing:
+    """Draw a figure for the page."""
+    return Drawing(title, to_svg(make(), f"{title}. {caption}", f"{key} {title}"), caption)
+
+
+def read_run(path: Path, name: str, row: Row | None = None) -> View:
+    """Read the files of a run; its network is not loaded.
+
+    Args:
+        path: the run directory.
+        name: name on the page.
+        row: its row in comparison.json, with measurements, if it is part of a comparison.
+
+    Raises:
+        NoRun: if the directory contains no run.
+    """
+    run = RunDirectory(path)
+    if not run.config.is_file() and row is None:
+        read_config(run)  # raises NoRun
+    view = View(name, {"name": name, "status": "done", "why": None, **(row or {})})
+    if row is not None:
+        view.recipe = row.get("recipe", {})
+    if not run.config.is_file():
+        view.missing.append(f"run: the directory {path} is not there; the rest is from comparison.json")
+        return view
+    content: Any = {}
+    with view.part("config"):
+        content = read_json(run.config)
+        view.recipe = dict(content["recipe"])
+        view.data = str(content["data"]["name"])
+        read_config(run)
+    with view.part("training curves"):
+        view.log = read_log(run)
+        if not view.log:
+            raise RunError("no epoch is finished yet")
+    with view.part("environment"):
+        sessions = [dict(session) for session in read_json(run.environment)]
+        view.commands = [shlex.join(["onelip", *session["command"][1:]]) for session in sessions]
+        view.sessions = sessions
+    if row is None:
+        with view.part("results"):
+            _results(view, run)
+    where = shlex.quote(str(path))
+    view.commands += [f"onelip certify {where} --out certificate.json", "onelip check certificate.json"]
+    view.commands += [f"onelip attack {where}", f"onelip report {where} --out report.html"]
+    return view
+
+
+def _results(view: View, run: RunDirectory) -> None:
+    """Final results; of a run that is not finished, those of its last evaluation."""
+    if view.log:
+        view.row |= {"epochs": view.log[-1]["epoch"], "seconds": sum(line.get("seconds", 0) for line in view.log)}
+    if run.results.exists():
+        found = read_json(run.results)
+        if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values()):
+            raise RunError(f"{run.results}: expected results by split; the file is damaged")
+        view.row["results"] = found
+    elif view.log:
+        last = view.log[-1]
+        view.missing.append(
+            f"final results: the run is not finished; these are the results after epoch {last['epoch']}. "
+            f"To finish it: {run.resume_command}"
+        )
+        view.row["results"] = {last.get("split", "test"): last}
+    else:
+        view.row |= {"status": "failed", "why": f"no results yet; to finish the run: {run.resume_command}"}
+
+
+def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
+    """Load the network of a run, certify and attack its test images, and draw what is found.
+
+    Args:
+        view: the run, from `read_run`; it is completed in place.
+        path: the run directory.
+        data_root: directory of named data sets; by default that of the run.
+        seconds: time for certifying images, and again for the attack. Images that do not fit are left out.
+        attack_images: number of images to attack.
+        say: called with a line of text from time to time.
+    """
+    with view.part("network"):
+        say("loading the network")
+        _examine(view, load_run(path), data_root, seconds, attack_images, say)
+    view.statements = statements(view)
+
+
+def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
+    if not run.is_finished:
+        view.missing.append("final weights: the network is that of the last checkpoint")
+    images, labels = torch.full((1, *run.config.shape), 0.5), None
+    with view.part("test images"):
+        data = load_run_data(run.config, data_root)
+        images, labels = data.test_images, data.test_labels
+    with view.part("proved constants"):
+        say("proving the constant of each layer")
+        view.audit = audit(run.plain, to_float(images[:2]), progress=_seldom(say))
+        unproved = "; ".join(view.audit.unproved) or None
+        view.row["constant"] = {"proved": view.audit.upper, "why": unproved}
+    if "singular_values" not in view.row:
+        with view.part("singular values"):
+            say("computing singular values")
+            fast = run.plain if not run.is_finished else bake(run.model, expand=False)
+            view.row["singular_values"] = spectrum_of_network(fast, to_float(images[:1]))
+    if labels is not None:
+        with view.part("certified radii"):
+            view.certification, unsound = _certify(run, images, labels, seconds, say)
+            if unsound is not None:
+                view.missing.append(f"rounding errors: not included in the radii ({unsound})")
+            view.more.append(_certified_row(view))
+        if view.certification is not None and attack_images:
+            with view.part("attack"):
+                view.attack = _attack(run, images[:attack_images], view.certification, seconds, say)
+                view.more.append(_attacked_row(view))
+    say("drawing")
+    _draw(view, run, images)
+
+
+def _seldom(say: Say, seconds: float = 5.0) -> Say:
+    """Pass on a line from time to time only."""
+    last = time.monotonic()
+
+    def pass_on(line: str) -> None:
+        nonlocal last
+        if time.monotonic() > last + seconds:
+            last = time.monotonic()
+            say(line)
+
+    return pass_on
+
+
+def _certify(
+    run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
+) -> tuple[Certification, str | None]:
+    """The certification of the images that fit into the time; and why rounding is not included, if it is not."""
+    parts: list[Predictions] = []
+
+    def part(where: slice) -> None:
+        mode = parts[0].mode if parts else None  # a proof that failed is not tried again
+        parts.append(run.predict(images[where], mode=mode))
+
+    count = _within(seconds, len(images), part, 250, lambda n: say(f"certifying: {n} of {len(images)} images"))
+    found = [one.certification for one in parts]
+    joined = replace(
+        found[0],
+        classes=torch.cat([one.classes for one in found]),
+        radii=torch.cat([one.radii for one in found]),
+        logits=torch.cat([one.logits for one in found]),
+        pixels=tuple(pixels for one in found for pixels in one.pixels),
+        labels=labels[:count],
+        images_sha256=None,
+    )
+    return joined, parts[0].reason
+
+
+def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, say: Say) -> AttackResult:
+    images = images[: len(certified.classes)]
+    # Sound radii are those of the float64 program.
+    network = copy.deepcopy(run.plain).double() if certified.mode == "sound" else run.plain
+    found: list[AttackResult] = []
+
+    def part(where: slice) -> None:
+        radii = certified.radii[where]
+        found.append(attack(network, images[where], certified.classes[where], radii=radii, clip=True))
+
+    count = _within(seconds, len(images), part, 4, lambda n: say(f"attacking: {n} of {len(images)} images"))
+    return AttackResult(
+        images=images[:count],
+        classes=certified.classes[:count],
+        adversarials=torch.cat([one.adversarials for one in found]),
+        logits=torch.cat([one.logits for one in found]),
+        squares=tuple(square for one in found for square in one.squares),
+        radii=certified.radii[:count],
+    )
+
+
+def _within(seconds: float, total: int, work: Callable[[slice], None], first: int, say: Callable[[int], None]) -> int:
+    """Work on growing parts until all is done, or the next part may not fit into the time; returns how much is done.
+
+    Examples:
+        >>> done = []
+        >>> _within(60.0, 10, done.append, 4, lambda n: None), done
+        (10, [slice(0, 4, None), slice(4, 10, None)])
+        >>> _within(0.0, 10, done.append, 4, lambda n: None)
+        4
+    """
+    done, size, end = 0, first, time.monotonic() + seconds
+    while done < total and size:
+        stop, start = min(total, done + size), time.monotonic()
+        work(slice(done, stop))
+        now = time.monotonic()
+        size = min(2 * size, int(size * max(0.0, end - now) / max(now - start, 1e-9)))
+        done = stop
+        say(done)
+    return done
+
+
+def _certified_row(view: View) -> Row:
+    assert view.certification is not None
+    found = view.certification
+    mode = "sound" if found.mode == "sound" else "by bounds of the stored weights"
+    results = {"images": len(found.classes), "accuracy": found.accuracy(), "cra": found.cra(), "mode": mode}
+    constant = {"proved": found.constant}
+    return {"name": f"{view.name}, certified", "status": "done", "results": {"test": results}, "constant": constant}
+
+
+def _attacked_row(view: View) -> Row:
+    assert view.attack is not None
+    assert view.certification is not None
+    assert view.certification.labels is not None
+    found, labels = view.attack, view.certification.labels[: len(view.attack)]
+    shares = {radius_name(radius): found.accuracy(labels, radius) for radius in PAPER_RADII}
+    right = int((found.classes == labels).sum()) / len(labels)
+    results = {"images": len(labels), "accuracy": right, "cra": shares, "mode": "attack"}
+    return {"name": f"{view.name}, attacked", "status": "done", "results": {"test": results}}
+
+
+def _draw(view: View, run: LoadedRun, images: torch.Tensor) -> None:
+    """The figures of one run; those that several runs share are drawn by the page."""
+    names, found = run.config.class_names, view.certification
+    if found is not None:
+        part = "" if len(found.classes) == len(images) else f" The first {len(found.classes)} test images."
+        view.draw(
+            "Certified radii",
+            f"Distribution of the certified radii, and their quantiles by class. Dashed lines: {_radii()}.{part}",
+            lambda: plots.radii(found, names),
+        )
+        view.draw(
+            "Decisions by class",
+            f"Share of the images of each class (rows) that get each decision (columns), in %.{part}",
+            lambda: plots.confusion(found, names),
+        )
+        view.draw(
+            "Most and least robust images",
+            "Decision and certified L2 radius of each image, for pixels in [0, 1].",
+            lambda: plots.robust_images(found, images, names),
+        )
+    against = view.attack
+    if against is not None:
+        view.draw(
+            "Nearest images with another decision",
+            "Found by the attack among images with pixels in [0, 1], from the smallest to the largest distance.",
+            lambda: plots.adversarial_images(against, names),
+        )
+    if "layers" in (spectrum := view.row.get("singular_values", {})):
+        ways = ", ".join(sorted({layer["how"] for layer in spectrum["layers"]}))
+        view.draw(
+            "Singular values and proved constants of the layers",
+            f"Singular values in float64, not proved ({ways}). The numbers on the right are proved, rounded up.",
+            lambda: plots.singular_values(spectrum, view.audit),
+        )
+    view.draw(
+        "JᵀJ of a layer",
+        "Three crops of JᵀJ, each with its own colour scale: blue is positive, red negative. The identity preserves "
+        "distances; a layer with fewer outputs than inputs can only come near to it.",
+        lambda: plots.jtj(run),
+    )
+
+
+def _radii() -> str:
+    return ", ".join(radius_name(radius) for radius in PAPER_RADII)
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a directory is that of `onelip compare`."""
+    return (path / "comparison.json").is_file()

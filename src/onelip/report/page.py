@@ -1,0 +1,293 @@
+"""The page: one HTML file about one or several runs, or about a comparison of methods, that loads nothing else."""
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+
+from onelip import plots
+from onelip._version import __version__
+from onelip.certification.margins import radius_name
+from onelip.core.errors import PathTaken, RecipeError, reason
+from onelip.core.files import read_json, write_whole
+from onelip.plots.canvas import PALETTE
+from onelip.report.gather import Drawing, Say, View, draw, examine, is_comparison, read_run
+from onelip.report.paper import paper_results
+from onelip.report.table import Row, columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LARGEST = 1_900_000  # bytes of figures on a page
+_OVERLAID = 8  # runs in one figure
+_RECORD = {"rows", "plan", "data", "split", "commands", "onelip", "torch", "machine", "threads"}  # of a comparison
+_START = b"<!DOCTYPE html>"
+
+
+class Written(NamedTuple):
+    """The result of `write_report`."""
+
+    missing: list[str]
+    """What is missing on the page: a line for each part."""
+    broken: list[str]
+    """Runs in which the attack changed a certified decision, so that the certificate is wrong."""
+
+
+def write_report(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    seconds: float = 120.0,
+    attack_images: int = 64,
+    overwrite: bool = False,
+    say: Say = lambda line: None,
+) -> Written:
+    """Write a report of one or several runs as an HTML page that loads nothing else.
+
+    Test images are certified and the first of them attacked. A part that fails is left out, and the page states what is
+    missing.
+
+    Args:
+        paths: run directories, or one directory of `onelip compare`, which stands for all its runs.
+        out: the file to write.
+        data_root: directory of named data sets; by default that of each run.
+        seconds: time for certifying the images of a run, and again for the attack. Images that do not fit are left out.
+        attack_images: number of images of each run to attack; 0 for no attack.
+        overwrite: replace an existing file.
+        say: called with a line of text from time to time.
+
+    Returns:
+        What is missing on the page, and whether the attack refuted a certificate.
+
+    Raises:
+        NoRun: if a directory contains no run.
+        PathTaken: if the file exists, and with `overwrite`, if it is not a report.
+
+    Without matplotlib the page has no figures, and states it.
+
+    Examples:
+        Not executed here:
+
+            onelip.report.write_report(["runs/first", "runs/second"], "page.html")
+    """
+    out, root = Path(out), None if data_root is None else Path(data_root)
+    check_out(out, overwrite)
+    given = [Path(path) for path in paths]
+    record: dict[str, Any] | None = None
+    if len(given) == 1 and is_comparison(given[0]):
+        record = _read_comparison(given[0])
+        runs = [given[0] / row["run"] for row in record["rows"]]
+        views = _comparison_views(record, given[0])
+    else:
+        runs, views = given, [read_run(path, name) for path, name in zip(given, _names(given), strict=True)]
+    for number, (path, view) in enumerate(zip(runs, views, strict=True), start=1):
+        title = f"[{number}/{len(runs)}] {view.name}"
+
+        def tell(line: str, title: str = title) -> None:
+            say(f"{title}: {line}")
+
+        if view.row["status"] == "done" or record is None:
+            examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, say=tell)
+    say("writing the page")
+    write_whole(out, _render(views, record).encode())
+    return Written(
+        missing=[f"{view.name}: {line}" for view in views for line in view.missing],
+        broken=[view.name for view in views if view.is_broken],
+    )
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raise an error if a report cannot be written because of its path."""
+    if out.is_dir():
+        raise RecipeError(f"{out} is a directory; give the name of a file")
+    if not out.parent.is_dir():
+        raise RecipeError(f"{out}: there is no directory {out.parent}; create it, or choose another path")
+    if out.exists() and not overwrite:
+        raise PathTaken(f"{out} exists; choose another --out, or replace it with --overwrite")
+    if out.exists() and not out.read_bytes().startswith(_START):
+        raise PathTaken(f"{out} is not a report, so it is not replaced; choose another --out")
+
+
+def comparison_page(record: dict[str, Any], directory: Path | None = None) -> str:
+    """The page of a comparison from the content of comparison.json and the logs of its runs; nothing is computed.
+
+    Args:
+        record: the comparison.
+        directory: where its runs are; None for a page without their logs.
+    """
+    return _render(_comparison_views(record, directory), record)
+
+
+def _read_comparison(path: Path) -> dict[str, Any]:
+    record = read_json(path / "comparison.json")
+    if not isinstance(record, dict) or not record.keys() >= _RECORD:
+        raise RecipeError(f"{path / 'comparison.json'}: is not a comparison of onelip; give directories of runs")
+    return record
+
+
+def _comparison_views(record: dict[str, Any], directory: Path | None) -> list[View]:
+    views = []
+    for row in record["rows"]:
+        name = row["method"]
+        if directory is None or row["status"] != "done":
+            view = View(name, {"name": name, **row}, recipe=row.get("recipe", {}))
+        else:
+            view = read_run(directory / row["run"], name, row)
+        view.data = record["data"]["name"]
+        views.append(view)
+    return views
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many parts as it takes to tell them apart."""
+    whole = [path.resolve().parts for path in paths]
+    if len(set(whole)) < len(whole):
+        raise RecipeError("a run is given twice")
+    length = next(n for n in range(1, 1000) if len({parts[-n:] for parts in whole}) == len(whole))
+    return ["/".join(parts[-length:]) for parts in whole]
+
+
+def _render(views: list[View], record: dict[str, Any] | None) -> str:
+    # autoescape: names of data sets and messages of errors may contain HTML.
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = page.from_string(files("onelip.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    # Images are certified on the test split.
+    split = "test" if record is None or any(view.more for view in views) else record["split"]
+    rows = [row for view in views for row in (view.row, *view.more)]
+    if record is None:
+        rows += _paper_rows(views)
+    # A comparison has the same images in each row.
+    unused = {"images"} if record is not None else set()
+    shown = [
+        column
+        for column in columns(rows, split)
+        if column.title not in unused and any(column.key(row) is not None for row in rows)
+    ]
+    meanings: dict[str, list[str]] = {}
+    for column in shown:
+        meanings.setdefault(column.meaning, []).append(column.title)
+    shared, missing = _shared_drawings(views, split)
+    _fit(views, sum(len(drawing.svg) for drawing in shared))
+    return template.render(
+        palette=PALETTE,
+        title=_title(views, record),
+        record=record,
+        split=split,
+        views=views,
+        rows=rows,
+        columns=shown,
+        meanings={", ".join(titles): meaning for meaning, titles in meanings.items()},
+        unproved=[row for row in rows if row.get("constant") and row["constant"].get("why")],
+        shared=shared,
+        missing=missing,
+        cards=_cards(views[0], split) if len(views) == 1 else [],
+        version=__version__,
+    )
+
+
+def _title(views: list[View], record: dict[str, Any] | None) -> str:
+    if record is not None:
+        return f"{record['plan']['recipe']['model']} on {record['data']['name']}: methods compared"
+    data = ", ".join(dict.fromkeys(view.data for view in views if view.data)) or "unknown data"
+    if len(views) > 1:
+        return f"{len(views)} runs on {data}"
+    return f"{views[0].recipe.get('model', 'A network')} on {data}"
+
+
+def _paper_rows(views: list[View]) -> list[Row]:
+    rows = {}
+    for view in views:
+        for name, shares in paper_results(view.data, str(view.recipe.get("model"))).items():
+            cra = {radius_name(radius): share for radius, share in shares.items() if radius}
+            results = {"accuracy": shares[0.0], "cra": cra, "images": 10000, "mode": "paper"}
+            rows[name] = {"name": name, "status": "done", "results": {"test": results}, "epochs": 1000}
+    return list(rows.values())
+
+
+def _cards(view: View, split: str) -> list[tuple[str, str]]:
+    """The most important numbers of a run."""
+    row = next((row for row in view.more if row["name"].endswith(", certified")), view.row)
+    shown = {column.title: column.text(row) for column in columns([row], split)}
+    names = {"accuracy": "accuracy, %", "CRA 36/255": "certified at 36/255, %", "constant": "Lipschitz constant ≤"}
+    cards = [(text, shown[title]) for title, text in names.items() if shown.get(title, "-") != "-"]
+    if view.certification is not None:
+        cards.append(("median certified radius", f"{float(view.certification.radii.quantile(0.5)):.2f}"))
+    return cards
+
+
+def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list[str]]:
+    """Figures of all runs together, and what is missing. Of many runs, those with the largest CRA are overlaid."""
+    drawings: list[Drawing] = []
+    missing: list[str] = []
+
+    def add(title: str, caption: str, make: "Callable[[], Figure]") -> None:
+        try:
+            drawings.append(draw("page", title, caption, make))
+        except Exception as error:  # the others are still drawn
+            missing.append(f"{title}: {reason(error)}")
+
+    done = {view.name: view for view in views if view.row["status"] == "done"}
+    results = {name: part for name, view in done.items() if (part := (view.row.get("results") or {}).get(split))}
+    best = sorted(done, key=lambda name: -_first_cra(results.get(name)))[:_OVERLAID]
+    few = {view.name: view for view in views if view.name in best}
+    some = "" if len(few) == len(done) else f" The {len(few)} runs with the largest CRA."
+    certified = {name: view.certification for name, view in few.items() if view.certification is not None}
+    attacks = {name: view.attack for name, view in few.items() if view.attack is not None}
+    paper = {
+        name: shares
+        for view in few.values()
+        for name, shares in paper_results(view.data, str(view.recipe.get("model"))).items()
+    }
+    if certified:
+        add(
+            "Certified accuracy by radius",
+            "A lower bound of the accuracy under every change of that norm. The true robust accuracy is between it and "
+            f"the accuracy under the attack.{some}",
+            lambda: plots.certified_accuracy(certified, attacks=attacks, paper=paper),
+        )
+    if logs := {name: view.log for name, view in few.items() if view.log}:
+        single = next(iter(logs.values())) if len(logs) == 1 else None
+        add(
+            "Training",
+            f"Loss, accuracy and certified robust accuracy (CRA) after each epoch.{some}",
+            lambda: plots.training_curves(logs if single is None else single),
+        )
+    if len(results) > 1:
+        add(
+            "Accuracy and certified robust accuracy",
+            f"Accuracy and CRA on the {split} images, by radius.",
+            lambda: plots.accuracies(results),
+        )
+    spectra = {
+        name: found for name, view in done.items() if "histogram" in (found := view.row.get("singular_values") or {})
+    }
+    if len(spectra) > 1:
+        ways = ", ".join(sorted({layer["how"] for found in spectra.values() for layer in found["layers"]}))
+        add(
+            "Singular values of the layers",
+            "The distribution of the singular values s of the layers. An isometry has all of them at 1, the dashed "
+            f"line. Each layer has the same weight. Computed in float64, not proved, by: {ways}.",
+            lambda: plots.spectra(spectra),
+        )
+    return drawings, missing
+
+
+def _first_cra(results: dict[str, Any] | None) -> float:
+    shares = list(((results or {}).get("cra") or {}).values())
+    return shares[0] if shares and shares[0] is not None else 0.0
+
+
+def _fit(views: list[View], used: int) -> None:
+    """Leave out figures that would make the page too large."""
+    for view in views:
+        kept = []
+        for drawing in view.drawings:
+            used += len(drawing.svg)
+            if used <= _LARGEST:
+                kept.append(drawing)
+            else:
+                view.missing.append(f"{drawing.title}: the page would be too large; report this run by itself")
+        view.drawings = kept

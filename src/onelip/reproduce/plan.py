@@ -1,0 +1,215 @@
+"""The runs of a table: their recipes, fixed once for a directory, and their cost.
+
+plan.json of the directory has the recipe of each run by the name of the run. A budget of time is measured once for each
+network: all runs of it have the same width and number of epochs, also in later sessions and other jobs.
+"""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onelip.compare.plan import Budget
+from onelip.core.errors import RecipeError, RunError
+from onelip.core.files import locked, read_json, write_json
+from onelip.data import ImageData
+from onelip.models.registry import model_options
+from onelip.reproduce.experiments import Experiment, Row, Style, narrower
+from onelip.training.budget import fit_to_budget, measure_cost
+from onelip.training.display import Display
+from onelip.training.distributed import Process, use_threads
+from onelip.training.recipe import MACHINE_FIELDS, Recipe, format_seconds
+from onelip.training.run_directory import RunDirectory
+
+FORMAT = "onelip reproduction 1"
+_PARTS = (1 / 8, 1 / 4, 1 / 2, 1)  # of the width
+_PASSES = 5  # a wider network is used if it can see the training images this often
+
+# What a budget of time decides.
+_SCALED = ("epochs", "epoch_part", "evaluate_every", "batch_size", "lr", "bf16", "model_options")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user chooses; the runs of a directory have the same, except for the machine.
+
+    Attributes:
+        budget: of each run; None for the epochs of the recipe.
+        style: recipe as published, or the fast one.
+        seed: seed of all runs.
+        device: device to compute on.
+        threads: threads on the CPU; 0 for torch's own choice.
+    """
+
+    budget: Budget | None = None
+    style: Style = "paper"
+    seed: int = 0
+    device: str = "auto"
+    threads: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What a later session must agree with."""
+        return {
+            "budget": None if self.budget is None else self.budget.text,
+            "recipe": self.style,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a plan.
+
+    Attributes:
+        name: name of its directory.
+        row: a row of the table that it is for.
+        recipe: its recipe.
+    """
+
+    name: str
+    row: Row
+    recipe: Recipe
+
+
+def plan_jobs(
+    experiment: Experiment, out: Path, data: ImageData, options: Options, process: Process, display: Display
+) -> list[Job]:
+    """Decide the recipes of the runs of a table; those that are in plan.json are kept.
+
+    Args:
+        experiment: the table or figure.
+        out: directory of the runs.
+        data: the images.
+        options: choices of the user.
+        process: this process among several; the first one reads and writes the plan.
+        display: shows what is measured.
+
+    Raises:
+        RecipeError: if the directory has runs of other options, or contains something else.
+        RunError: if another process has been planning for ten minutes.
+    """
+    with ExitStack() as opened:
+        process.run_on_all(_lock, opened, out, process)
+        kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, out, options))
+        jobs = []
+        for row in experiment.trained:
+            name = row.run_name(experiment.data)
+            if name not in kept:
+                kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
+            machine = {key: getattr(options, key) for key in ("device", "threads")}
+            jobs.append(Job(name, row, kept[name].replace(**machine)))
+        process.run_on_all(_write, out, options, kept, process)
+    return list({job.name: job for job in jobs}.values())
+
+
+def _lock(opened: ExitStack, out: Path, process: Process) -> None:
+    if out.is_file():
+        raise RecipeError(f"{out} is a file; choose another --out")
+    if process.is_first:
+        opened.enter_context(locked(out, "another process is planning the runs; wait for it to start", wait=600))
+
+
+def _read_kept(out: Path, options: Options) -> dict[str, Recipe]:
+    path = out / "plan.json"
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise RecipeError(f"{path} is not a plan of onelip reproduce ({FORMAT!r}); choose another --out")
+    for key, now in options.to_json().items():
+        if (before := content.get("options", {}).get(key)) != now:
+            raise RecipeError(f"{out} has runs with --{key} {before}, got {now}; use the same, or choose another --out")
+    try:
+        return {str(name): Recipe.from_json(recipe) for name, recipe in content["runs"].items()}
+    except (KeyError, AttributeError, RecipeError) as error:
+        raise RunError(f"{path}: the plan is damaged ({error}); choose another --out") from error
+
+
+def _write(out: Path, options: Options, recipes: dict[str, Recipe], process: Process) -> None:
+    if process.is_first:
+        runs = {name: recipe.to_json() for name, recipe in recipes.items()}
+        write_json(out / "plan.json", {"format": FORMAT, "options": options.to_json(), "runs": runs})
+
+
+def _new_recipe(
+    experiment: Experiment,
+    row: Row,
+    kept: dict[str, Recipe],
+    data: ImageData,
+    options: Options,
+    process: Process,
+    display: Display,
+) -> Recipe:
+    wanted = row.recipe(experiment.data, options.style)
+    wanted = wanted.replace(seed=options.seed, device=options.device, threads=options.threads)
+    budget = options.budget
+    if budget is None:
+        return wanted
+    if budget.epochs is not None:
+        return wanted.replace(epochs=budget.epochs)
+    assert budget.seconds is not None
+    same = next((other for other in kept.values() if (other.model, other.data) == (wanted.model, wanted.data)), None)
+    if same is None:
+        display.print(f"measuring {wanted.model}: width and epochs that fit into {budget.text}")
+        same = _fitted(wanted, budget.seconds, data, process)
+    return wanted.replace(**{name: getattr(same, name) for name in _SCALED})
+
+
+def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
+    """The widest network that can make some passes over the images, or the narrowest, and the epochs that fit."""
+    best, refused = None, None
+    with use_threads(recipe.threads):
+        for part in _PARTS:
+            candidate = recipe.replace(model_options=narrower(model_options(recipe.model), part))
+            if candidate.model_options == recipe.model_options and part < 1:  # a network without such options
+                continue
+            try:
+                fitted = fit_to_budget(candidate, seconds, data, process)
+            except RecipeError as error:
+                refused = refused or error
+                break
+            if best is not None and fitted.epochs * fitted.epoch_part < _PASSES:
+                break
+            best = fitted
+    if best is None:
+        assert refused is not None
+        raise refused
+    return best
+
+
+def job_seconds(jobs: list[Job], options: Options, data: ImageData, process: Process, display: Display) -> list[float]:
+    """Estimated seconds of each run from its start, from measured steps; a budget of time is that time."""
+    measured: dict[Recipe, float] = {}
+    found = []
+    for job in jobs:
+        # Runs that differ in the loss only take the same time.
+        key = job.recipe.replace(offset=1.0, temperature=1.0, **{n: getattr(Recipe(), n) for n in MACHINE_FIELDS})
+        if options.budget is not None and options.budget.seconds is not None:
+            measured[key] = options.budget.seconds
+        elif key not in measured:
+            display.print(f"measuring a few steps of {job.recipe.model}")
+            with use_threads(job.recipe.threads):
+                measured[key] = measure_cost(job.recipe, data, process).seconds
+        found.append(measured[key])
+    return found
+
+
+def state_of(run: RunDirectory) -> str:
+    """What there is of a run: "finished", "started" or "new"."""
+    if run.results.exists():
+        return "finished"
+    return "started" if run.config.exists() else "new"
+
+
+def plan_lines(jobs: list[Job], seconds: list[float], out: Path) -> list[tuple[str, ...]]:
+    """Cells for a table of the runs: name, network, epochs, time, state."""
+    return [
+        (
+            job.name,
+            " ".join((job.recipe.model, *job.recipe.model_options)),
+            f"{job.recipe.epochs * job.recipe.epoch_part:.3g}",
+            format_seconds(time),
+            state_of(RunDirectory(out / job.name)),
+        )
+        for job, time in zip(jobs, seconds, strict=True)
+    ]

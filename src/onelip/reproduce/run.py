@@ -1,0 +1,237 @@
+"""Reproduce a table or figure of the paper: plan, train what is missing, and write it.
+
+plan.json                  recipes of the runs
+RUN/                       the runs, as written by `onelip train`
+table-5.md .csv .tex .json the table; for a figure also figure-1.png and .svg
+
+The tables come from the run directories alone. So a session can be stopped or killed at any time, and several jobs can
+share the directory.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onelip._version import __version__
+from onelip.compare.plan import Budget
+from onelip.core.errors import RecipeError, Stopped, reason
+from onelip.core.files import locked, write_json, write_whole
+from onelip.data import ImageData, load_data
+from onelip.models.registry import list_models, model_builder
+from onelip.reproduce.experiments import Experiment, Style, find_experiment
+from onelip.reproduce.figures import draw_figure, figure_table, orthogonality, panels_of
+from onelip.reproduce.plan import FORMAT, Job, Options, job_seconds, plan_jobs, plan_lines, state_of
+from onelip.reproduce.tables import layers_table, methods_table, results_of, results_table
+from onelip.reproduce.text import TextTable
+from onelip.training.display import Display
+from onelip.training.distributed import Process, processes, stop_on_signals
+from onelip.training.recipe import format_seconds
+from onelip.training.run_directory import RunDirectory
+from onelip.training.trainer import train_or_reuse
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The result of `reproduce`.
+
+    Attributes:
+        experiment: the table or figure.
+        out: directory of the runs and files; None if nothing was written.
+        table: the table; for a figure its numbers.
+        plan: the runs with their estimated time; None without runs.
+        failed: reasons by the name of the run, for runs that failed in this session.
+        files: the files that were written.
+    """
+
+    experiment: Experiment
+    out: Path | None
+    table: TextTable
+    plan: TextTable | None
+    failed: dict[str, str]
+    files: list[Path]
+
+
+def reproduce(
+    name: str,
+    out: str | Path,
+    *,
+    budget: str | None = None,
+    style: Style | None = None,
+    model: str | None = None,
+    only: str | None = None,
+    plan_only: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    threads: int = 0,
+    data: ImageData | None = None,
+    data_root: str | Path | None = None,
+    display: Display | None = None,
+    command: str | None = None,
+    handle_signals: bool = False,
+) -> Reproduction:
+    """Reproduce a table or figure of the paper.
+
+    Runs that are finished in the directory are used, stopped ones are resumed, and others trained. A run that fails
+    costs its own row only. Under torchrun all processes call this function.
+
+    Args:
+        name: such as "table-5" or "trade-off"; see `list_experiments`.
+        out: directory of the runs and tables; several tables can share it.
+        budget: for each run, as `onelip compare` takes it: epochs ("20ep"), or time ("10m"), to which the width of the
+            network and the number of epochs are scaled. Rows of scaled runs are labelled.
+        style: "paper" for the recipe as published, "fast" for that of `onelip train --budget`. Default: fast with a
+            budget, else paper.
+        model: another network for a table of one network.
+        only: "N/M" trains every M-th run from the N-th on, for M jobs that share the directory.
+        plan_only: train nothing: plan, estimate, and write the table of the runs that are finished.
+        seed: seed of all runs.
+        device: device to compute on.
+        threads: threads on the CPU; 0 for torch's own choice.
+        data: the images; by default loaded by the name of the data set.
+        data_root: directory of named data sets.
+        display: shows the progress; None shows nothing.
+        command: the command to record; by default that of the process.
+        handle_signals: on SIGINT and SIGTERM, save the training in progress and stop.
+
+    Returns:
+        The table, and the runs that failed.
+
+    Raises:
+        RecipeError: for an unknown name or option, or a directory with runs of other options.
+        Stopped: after SIGINT or SIGTERM in a training, with `handle_signals`; the same call resumes it.
+
+    Examples:
+        >>> found = reproduce("table-8", "")  # an architecture: nothing is trained
+        >>> found.table.rows[0]
+        ('1 × Flatten: 3072', '1 × Flatten: 3072', 'none')
+    """
+    experiment = find_experiment(name)
+    if model is not None:
+        if model_builder(model) is None:
+            raise RecipeError(f"unknown model {model!r}; known: {', '.join(list_models())}")
+        experiment = experiment.with_network(model)
+    if not experiment.trained:
+        table = methods_table(experiment) if experiment.kind == "methods" else layers_table(experiment)
+        files = _write_files(Path(out), experiment, table, {}, command) if str(out) else []
+        return Reproduction(experiment, Path(out) if files else None, table, None, {}, files)
+    chosen: Style = style or ("paper" if budget is None else "fast")
+    options = Options(None if budget is None else Budget.parse(budget), chosen, seed, device, threads)
+    number, count = parse_part(only)
+    out = Path(out)
+    data = load_data(experiment.data, data_root) if data is None else data
+    shown = display or Display(None)
+    with processes(device) as process:
+        shown = shown if process.is_first else Display(None)
+        jobs = plan_jobs(experiment, out, data, options, process, shown)
+        jobs = [job for index, job in enumerate(jobs) if index % count == number - 1]
+        plan = _plan_table(experiment, jobs, out, data, options, process, shown)
+        shown.print_table(plan.to_rich(), *plan.notes)
+        failed: dict[str, str] = {}
+        for index, job in enumerate(() if plan_only else jobs, start=1):
+            title = f"[{index}/{len(jobs)}] {job.name}"
+            shown.print(f"{title}: {state_of(RunDirectory(out / job.name))}")
+            try:
+                with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
+                    train_or_reuse(job.recipe, out / job.name, data=data, data_root=data_root, display=shown, stop=stop)
+            except Stopped:
+                raise
+            except Exception as error:  # the next run follows
+                failed[job.name] = reason(error)
+                shown.print(f"{title}: FAILED: {failed[job.name]}")
+        is_first = process.is_first
+    table, content, panels = _table(experiment, out, failed)
+    files = _write_files(out, experiment, table, content, command, panels, shown) if is_first else []
+    return Reproduction(experiment, out, table, plan, failed, files)
+
+
+def parse_part(only: str | None) -> tuple[int, int]:
+    """N and M of "N/M"; (1, 1) for None.
+
+    Examples:
+        >>> parse_part("2/5"), parse_part(None)
+        ((2, 5), (1, 1))
+    """
+    if only is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", only.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise RecipeError(f"expected --only N/M with N from 1 to M, such as 2/5, got {only!r}")
+    return int(match[1]), int(match[2])
+
+
+def _plan_table(
+    experiment: Experiment,
+    jobs: list[Job],
+    out: Path,
+    data: ImageData,
+    options: Options,
+    process: Process,
+    display: Display,
+) -> TextTable:
+    states = [process.broadcast(state_of(RunDirectory(out / job.name))) for job in jobs]
+    open_jobs = [job for job, state in zip(jobs, states, strict=True) if state != "finished"]
+    open_seconds = dict(
+        zip((job.name for job in open_jobs), job_seconds(open_jobs, options, data, process, display), strict=True)
+    )
+    seconds = [open_seconds.get(job.name, 0.0) for job in jobs]
+    total = sum(seconds)
+    notes = [
+        f"All together about {format_seconds(total)} on this machine, from measured steps; Ctrl-C saves and stops."
+        if total
+        else "All runs are finished."
+    ]
+    heads = ("run", "network", "epochs", "time", "state")
+    return TextTable(f"{experiment.name}: runs in {out}", heads, plan_lines(jobs, seconds, out), notes, 2)
+
+
+def _table(
+    experiment: Experiment, out: Path, failed: Mapping[str, str]
+) -> tuple[TextTable, dict[str, Any], list[dict[str, Any]]]:
+    """The table, its content for the JSON file, and the panels of a figure."""
+    if experiment.kind == "results":
+        rows = results_of(experiment, out, failed)
+        return results_table(experiment, rows), {"rows": rows}, []
+    panels = panels_of(experiment, out, failed)
+    rows = [{**panel, "crop": None if panel["crop"] is None else orthogonality(panel["crop"])} for panel in panels]
+    return figure_table(experiment, panels), {"panels": rows}, panels
+
+
+def _write_files(
+    out: Path,
+    experiment: Experiment,
+    table: TextTable,
+    content: dict[str, Any],
+    command: str | None,
+    panels: list[dict[str, Any]] | None = None,
+    display: Display | None = None,
+) -> list[Path]:
+    head = {
+        "format": FORMAT,
+        "command": command or shlex.join(sys.argv),
+        "onelip": __version__,
+        "torch": torch.__version__,
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "table": {"heads": table.heads, "rows": table.rows, "notes": table.notes},
+    }
+    paths = {suffix: out / f"{experiment.name}.{suffix}" for suffix in ("md", "csv", "tex", "json")}
+    with locked(out, "another process is writing the tables; wait for it", wait=60):
+        for suffix, text in (("md", table.to_markdown()), ("csv", table.to_csv()), ("tex", table.to_latex())):
+            write_whole(paths[suffix], text.encode())
+        write_json(paths["json"], {**head, **content})
+        files = list(paths.values())
+        if any(panel["crop"] is not None and "recipe" in panel for panel in panels or ()):
+            try:
+                for suffix in ("png", "svg"):
+                    draw_figure(experiment, panels or [], out / f"{experiment.name}.{suffix}")
+                    files.append(out / f"{experiment.name}.{suffix}")
+            except ImportError as error:  # the numbers are written all the same
+                (display or Display(None)).print(f"no picture: {error}")
+    return files
