@@ -154,6 +154,38 @@ def measured() -> str:
     return table(heads, rows)
 
 
+def fast() -> str:
+    """Runs of the fast networks on CIFAR-10, by CPU seconds."""
+    rows = [
+        (row["what"], f"{row['passes']:g}", row["cpu_seconds"], row["wall_seconds"], row["accuracy"], row["cra"])
+        for row in read("fast_training")["rows"]
+    ]
+    cells = [
+        (what, passes, f"{cpu:.0f}", f"{wall:.0f}", *(f"{100 * share:.1f}" for share in (accuracy, *cra.values())))
+        for what, passes, cpu, wall, accuracy, cra in sorted(rows, key=lambda row: row[2])
+    ]
+    return table(("run", "passes", "CPU s", "elapsed s", "accuracy", *PAPER[1]), cells)
+
+
+def pairs() -> str:
+    """Matched pairs of the fast networks."""
+    rows = [
+        (row["name"], f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}", f"{row['cpu_seconds']:.0f}")
+        for row in read("fast_ablation")["rows"]
+    ]
+    return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
+
+
+def zoo() -> str:
+    """The trained networks of the package."""
+    rows = []
+    for name, network in read("zoo")["networks"].items():
+        shares = [f"{100 * share:.1f}" for share in (network["accuracy"], *network["cra"].values())]
+        rows.append((f"`{name}`", *shares, f"{network['parameters'] / 1e6:.2f} M", network["seconds"]))
+    radii = next(iter(read("zoo")["networks"].values()))["cra"]
+    return table(("network", "accuracy", *(f"CRA {radius}" for radius in radii), "parameters", "seconds"), rows)
+
+
 def trade_off() -> str:
     """Table 5 of the paper, theirs and ours."""
     return _beside("reproduce_table_5")
@@ -195,7 +227,9 @@ def shown(number: float | None, form: str) -> str:
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
+    RESULTS.parent / "docs" / "training.md": (fast, pairs),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
+    RESULTS.parent / "docs" / "zoo.md": (zoo,),
     RESULTS.parent / "docs" / "reproduce.md": (trade_off, architectures, orthogonality),
 }
 
