@@ -54,7 +54,10 @@ def test_options_of_the_optimizer():
         Recipe(optimizer_options=("fast",))
 
 
-@pytest.mark.parametrize(("options", "is_unscaled"), [((), True), (("retraction=r1",), False), (("every=2",), False)])
+@pytest.mark.parametrize(
+    ("options", "is_unscaled"),
+    [((), True), (("retraction=r1",), False), (("every=2",), True), (("every=2", "tangent=false"), False)],
+)
 def test_steps_without_r2_use_the_weights_of_aol(options, is_unscaled):
     torch.manual_seed(0)
     model = onelip.create_model("aol-fast-small", image_size=8, in_channels=1, widths=(8, 8, 8), depths=(1, 1, 1))
@@ -132,7 +135,7 @@ def test_evaluation_never_sees_unscaled_weights(tmp_path):
 def test_a_finished_run_is_proved(tmp_path):
     train(FAST, tmp_path / "run")
     run = load_run(tmp_path / "run")
-    assert run.lipschitz == 1.0
+    assert 0.9 < run.lipschitz <= 1 + 1e-6
     found = onelip.certify(run.plain.double(), load_data("digits").test_images[:20])
     assert found.constant <= 1 + 1e-6
 

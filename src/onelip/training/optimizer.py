@@ -49,8 +49,7 @@ def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Abst
     of the norm of P by about lr^2.
     """
     is_retracted = isinstance(optimizer, LipschitzMuon) and all(
-        group["retraction"] == "r2" and (group["every"] in (1, None) or group["tangent"])
-        for group in optimizer.param_groups
+        group["retraction"] == "r2" and (group["every"] == 1 or group["tangent"]) for group in optimizer.param_groups
     )
     return unscaled(model) if is_retracted else nullcontext()
 
