@@ -146,8 +146,15 @@ def is_changed(module: nn.Module) -> str | None:
     ):
         return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:
-        if isinstance(module, torch_layer) and any(
-            getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")
+        # Layers of onelip that compute the same in eval mode, for which `bake` puts the layer of torch.
+        is_drop_in = vars(kind).get("plain_class") is torch_layer and kind.__module__.startswith("onelip.")
+        if (
+            not is_drop_in
+            and isinstance(module, torch_layer)
+            and any(
+                getattr(kind, name, None) is not getattr(torch_layer, name, None)
+                for name in ("forward", "_conv_forward")
+            )
         ):
             return f"its class overrides the forward of {torch_layer.__name__}"
     return None
