@@ -75,8 +75,8 @@ def test_epochs_instead_of_a_budget(capsys, tmp_path):
 def test_patches_grow_with_the_image(size, patch):
     with torch.device("meta"):
         net = onelip.create_model("aol-fast-medium", image_size=size)
-    assert net.conv1.kernel_size == (patch, patch)
-    assert sum(p.numel() for p in net.parameters()) < 5e6
+    assert next(m for m in net.modules() if isinstance(m, torch.nn.Conv2d)).stride == (patch, patch)
+    assert sum(p.numel() for p in net.parameters()) < 6e6
 
 
 def test_windows_are_never_larger_than_the_image():

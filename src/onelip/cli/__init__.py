@@ -27,6 +27,7 @@ COMMANDS = {
     "export": "export a network as plain weights, as ONNX or for a hub",
     "tryit": "write a page that runs a network in the browser",
     "compare": "train the same network with several methods and compare them",
+    "zoo": "list the trained networks of the package, or describe one",
     "reproduce": "reproduce the tables and figures of the paper",
     "data": "list data sets, or download one",
     "models": "list the architectures, or describe one",

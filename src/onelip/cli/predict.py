@@ -6,16 +6,18 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, RunPath, parse, unset
+from onelip.cli._parse import Flag, parse, unset
 from onelip.cli._progress import StageProgress
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
+    from onelip.training.build import LoadedRun
     from onelip.training.prediction import Predictions
 
 
@@ -28,14 +30,17 @@ class Predict:
     labels.
 
     Examples: onelip predict RUN a.png b.png; onelip predict RUN photos/ --csv; onelip predict RUN 'photos/*.jpg';
-    find photos -name '*.png' | onelip predict RUN - --json
+    find photos -name '*.png' | onelip predict RUN - --json; onelip predict --pretrained mnist-fast a.png
     """
 
-    run: RunPath
-    """Directory of a run."""
-    images: Annotated[tuple[str, ...], tyro.conf.Positional, unset("IMAGES...")]
+    run: Annotated[Path | None, tyro.conf.Positional, unset("RUN")] = None
+    """Directory of a run; omitted with --pretrained."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, unset("IMAGES...")] = ()
     """Image files, folders of image files, glob patterns, .npz files with the uint8 array `images`; - reads a list of
     paths from standard input, one in each line. Image files need pip install 'onelip[images]'."""
+    pretrained: Annotated[str | None, unset("NAME")] = None
+    """Use a trained network instead of a run: a name of onelip zoo, a directory of onelip export --format hub, or a
+    repository OWNER/NAME on the Hugging Face hub."""
     resize: Flag = False
     """Resize images of another size. The radius is then for the resized image."""
     skip_bad: Flag = False
@@ -58,15 +63,18 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError("--csv and --json exclude each other; choose one")
     if command.batch_size < 1:
         raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
-    if not command.images:
+    if command.run is None and command.pretrained is None:
+        raise RecipeError("RUN is missing: name a run directory, or a trained network with --pretrained")
+    named = command.images
+    if command.pretrained is not None and command.run is not None:
+        named = (str(command.run), *named)
+    if not named:
         raise RecipeError("IMAGES are missing: name image files, a folder, a pattern or an .npz file, or - for a list")
 
-    from onelip.training.build import load_run
-
-    loaded = load_run(command.run)
+    loaded = _load(command)
     with StageProgress() as progress:
         found = loaded.predict(
-            _sources(command.images),
+            _sources(named),
             resize=command.resize,
             skip_bad=command.skip_bad,
             mode=None if command.mode == "auto" else command.mode,
@@ -76,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     for message in found.skipped:
         print(f"onelip predict: skipped: {message}", file=sys.stderr)
     if command.json:
-        print(json.dumps({"run": str(command.run), "finished": loaded.is_finished, **found.to_json()}))
+        print(json.dumps({"run": str(loaded.directory.path), "finished": loaded.is_finished, **found.to_json()}))
     elif command.csv:
         _print_csv(found)
     else:
@@ -84,6 +92,17 @@ def run(arguments: Sequence[str]) -> int:
         if not loaded.is_finished:
             print("The run is not finished; these are the weights of its last checkpoint.")
     return 0
+
+
+def _load(command: Predict) -> "LoadedRun":
+    if command.pretrained is not None:
+        from onelip.export import load_pretrained
+
+        return load_pretrained(command.pretrained).run
+    from onelip.training.build import load_run
+
+    assert command.run is not None
+    return load_run(command.run)
 
 
 def _sources(given: Sequence[str]) -> Iterator[str]:

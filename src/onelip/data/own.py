@@ -97,7 +97,7 @@ def _split(
     try:
         parts = stratified_split(torch.from_numpy(labels), fraction, seed, class_names)
     except DataError as error:
-        raise DataError(f"{path}: {error}; add images, or separate training and test images yourself") from error
+        raise DataError(f"{path}: {error}") from error
     kept, held = ((images[i.numpy()], labels[i.numpy()]) for i in parts)
     return kept, held, f"{fraction:.0%} of each class held out for testing, seed {seed}"
 

@@ -20,12 +20,14 @@ from torch import nn
 
 from onelip._version import __version__
 from onelip.certification.summary import summary
+from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.files import disk_error
 from onelip.export.files import ExportError, ExportTaken, make_folder, read_certificate, write_files
 from onelip.export.plain import plain_bytes, read_plain
-from onelip.training.build import build_plain, load_run, set_layout
+from onelip.export.zoo import find_in_zoo, list_zoo
+from onelip.training.build import LoadedRun, build_plain, load_run, set_layout
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
 CONFIG, WEIGHTS, CARD, CERTIFICATE = "config.json", "model.safetensors", "README.md", "certificate.json"
@@ -52,6 +54,17 @@ class Pretrained:
     config: RunConfig
     path: Path
     certificate: Path | None
+
+    @property
+    def run(self) -> LoadedRun:
+        """The same as a run, for `LoadedRun.predict`; it has no parameters of training.
+
+        Examples:
+            >>> found = load_pretrained("digits-fast").run.predict(torch.zeros(1, 1, 8, 8), mode="real-arithmetic")
+            >>> found[0].radius > 0
+            True
+        """
+        return LoadedRun(RunDirectory(self.path), self.config, self.model, is_finished=True)
 
 
 def save_pretrained(
@@ -111,10 +124,10 @@ def save_pretrained(
 
 
 def from_pretrained(name: str | Path, *, revision: str | None = None) -> nn.Module:
-    """Load the plain network of a directory, or of a repository on the Hugging Face hub.
+    """Load a trained network: one of the package, of a directory, or of a repository on the Hugging Face hub.
 
     Args:
-        name: a directory of `save_pretrained`, or "owner/name" of a repository to download
+        name: a name of `onelip zoo`, a directory of `save_pretrained`, or "owner/name" of a repository to download
             (`pip install 'onelip[hub]'`).
         revision: branch, tag or commit on the hub.
 
@@ -125,9 +138,9 @@ def from_pretrained(name: str | Path, *, revision: str | None = None) -> nn.Modu
         ExportError: if there is no such directory or repository, or its files are inconsistent.
 
     Examples:
-        Load a directory written by `save_pretrained`, whose example shows both:
-
-            model = onelip.from_pretrained("exports/net")
+        >>> model = from_pretrained("digits-fast")
+        >>> model(torch.zeros(1, 1, 8, 8)).shape
+        torch.Size([1, 10])
     """
     return load_pretrained(name, revision=revision).model
 
@@ -136,7 +149,7 @@ def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrai
     """Load a network like `from_pretrained`, with its config and the path of its certificate.
 
     Args:
-        name: a directory of `save_pretrained`, or "owner/name" of a repository to download.
+        name: a name of `onelip zoo`, a directory of `save_pretrained`, or "owner/name" of a repository to download.
         revision: branch, tag or commit on the hub.
 
     Returns:
@@ -147,7 +160,7 @@ def load_pretrained(name: str | Path, *, revision: str | None = None) -> Pretrai
     """
     path = Path(name)
     if not path.is_dir():
-        path = _download(str(name), revision)
+        path = find_in_zoo(str(name)) or _download(str(name), revision)
     config_file = path / CONFIG
     if config_file.is_file() and config_file.stat().st_size > CONFIG_LIMIT:
         raise ExportError(f"{config_file}: expected a config of at most {CONFIG_LIMIT:,} bytes, got a larger file")
@@ -186,7 +199,11 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
 
 def _download(name: str, revision: str | None) -> Path:
     if not _REPOSITORY.fullmatch(name) or name.startswith("."):
-        raise ExportError(f"{name}: no such directory, and not the name of a repository (owner/name)")
+        known = [entry.name for entry in list_zoo()]
+        raise ExportError(
+            f"{name}: no such directory, and not the name of a repository (owner/name) or of a network of the package "
+            f"({', '.join(known)}){did_you_mean(name, known)}"
+        )
     try:
         import huggingface_hub
     except ImportError as error:

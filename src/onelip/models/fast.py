@@ -51,7 +51,7 @@ def fast(
         patch: side of a patch. Default: 2 for images below 16 x 16, 4 below 128 x 128, else the power of two with 16 to
             31 patches along the shorter side (8 for 224 x 224).
         overlap: rows and columns that neighbouring patches share (`onelip.nn.lapped_patches`): even, at most `patch`; 0
-            for patches that tile the image. Default: 2, or 0 for patches of one pixel.
+            for patches that tile the image. Default: 2, or 0 for patches of one pixel and images smaller than a patch.
         centred: centre the channels before each activation.
         method: name of the method of all layers; None for plain ones.
         method_options: keyword arguments of the method; `side` is "auto" for AOL.
@@ -62,7 +62,9 @@ def fast(
     options = {"side": "auto", **(method_options or {})} if method == "aol" else method_options
     net = Chain(method=method, method_options=options, **common)
     patch = check_integer("patch", _patch(min(net.size)) if patch is None else patch)
-    overlap = (2 if patch > 1 else 0) if overlap is None else check_integer("overlap", overlap, 0, patch)
+    if overlap is None:
+        overlap = 2 if 1 < patch <= min(net.size) else 0
+    check_integer("overlap", overlap, 0, patch)
     net.centre("centre")
     net.is_centred = centred
     stages = [
