@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo layers test fuzz lint format bench docs check clean help
+.PHONY: demo layers test browser fuzz lint format bench docs check clean help
 
 help:                ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,6 +17,10 @@ layers: $(READY)     ## exact norms of layers before and after they are constrai
 
 test: $(READY)       ## run all tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+browser: $(READY)    ## run the tests of pages, which need Chromium: apt-get install chromium
+	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "Chromium is missing: apt-get install chromium"; exit 1; }
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/report tests/export/test_tryit.py
 
 SECONDS ?= 60
 fuzz: $(READY)       ## search for false bounds for SECONDS=60 on all cores; failures go to fuzz/corpus/

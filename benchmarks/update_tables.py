@@ -8,11 +8,13 @@ from typing import Any
 
 from _harness import RESULTS
 
+from onelip.core.paper import paper
 from onelip.core.rounding import rounded_up
 from onelip.methods.registry import METHODS
 
 # Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.
-PAPER = (0.698, {"36/255": 0.620, "72/255": 0.544, "108/255": 0.471, "1": 0.218})
+_SMALL = next(row["values"] for row in paper()["tables"]["table-3"]["rows"] if row["name"] == "AOL-Small")
+PAPER = (_SMALL[0] / 100, {name: v / 100 for name, v in zip(paper()["columns"][1:], _SMALL[1:], strict=True)})
 
 
 def read(name: str) -> Any:
@@ -152,6 +154,28 @@ def measured() -> str:
     return table(heads, rows)
 
 
+def fast() -> str:
+    """Runs of the fast networks on CIFAR-10, by CPU seconds."""
+    rows = [
+        (row["what"], f"{row['passes']:g}", row["cpu_seconds"], row["wall_seconds"], row["accuracy"], row["cra"])
+        for row in read("fast_training")["rows"]
+    ]
+    cells = [
+        (what, passes, f"{cpu:.0f}", f"{wall:.0f}", *(f"{100 * share:.1f}" for share in (accuracy, *cra.values())))
+        for what, passes, cpu, wall, accuracy, cra in sorted(rows, key=lambda row: row[2])
+    ]
+    return table(("run", "passes", "CPU s", "elapsed s", "accuracy", *PAPER[1]), cells)
+
+
+def pairs() -> str:
+    """Matched pairs of the fast networks."""
+    rows = [
+        (row["name"], f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}", f"{row['cpu_seconds']:.0f}")
+        for row in read("fast_ablation")["rows"]
+    ]
+    return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
+
+
 def zoo() -> str:
     """The trained networks of the package."""
     rows = []
@@ -162,6 +186,39 @@ def zoo() -> str:
     return table(("network", "accuracy", *(f"CRA {radius}" for radius in radii), "parameters", "seconds"), rows)
 
 
+def trade_off() -> str:
+    """Table 5 of the paper, theirs and ours."""
+    return _beside("reproduce_table_5")
+
+
+def architectures() -> str:
+    """Table 6 of the paper, theirs and ours."""
+    return _beside("reproduce_table_6")
+
+
+def _beside(name: str) -> str:
+    content = read(name)
+    rows = [
+        (row["name"], row["run"], *(f"{shown(a, '{:.1f}')} / {shown(b, '{:.1f}')}" for a, b in pairs))
+        for row in content["rows"]
+        for pairs in [list(zip(row["paper"], row["ours"], strict=True))]
+    ]
+    notes = "\n".join(f"\n{note}" for note in content["table"]["notes"])
+    return table(("paper / ours, %", "our run", *paper()["columns"]), rows) + "\n" + notes
+
+
+def orthogonality() -> str:
+    """The numbers of the figures of the paper."""
+    rows = [
+        (f"figure {number}: {panel['name']}", panel["run"], *(f"{value:.4f}" for value in panel["crop"].values()))
+        for number in (1, 2)
+        for panel in read(f"reproduce_figure_{number}")["panels"]
+    ]
+    heads = read("reproduce_figure_1")["panels"][0]["crop"]
+    notes = [note for number in (1, 2) for note in read(f"reproduce_figure_{number}")["table"]["notes"]]
+    return table(("layer", "our run", *heads), rows) + "\n" + "\n".join(f"\n{note}" for note in dict.fromkeys(notes))
+
+
 def shown(number: float | None, form: str) -> str:
     """A number as text; - for none."""
     return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
@@ -170,8 +227,10 @@ def shown(number: float | None, form: str) -> str:
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
+    RESULTS.parent / "docs" / "training.md": (fast, pairs),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),
+    RESULTS.parent / "docs" / "reproduce.md": (trade_off, architectures, orthogonality),
 }
 
 

@@ -6,6 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
+from onelip.certification.certificate import WeightFile, write_certificate
+from onelip.export import save_plain
+
+
+def write_files(folder: Path, model, found, images):
+    """Weights, images and certificate of a network that was certified; the path of the certificate."""
+    weights, path = folder / "plain.safetensors", folder / "c.json"
+    save_plain(model, weights)
+    np.save(folder / "images.npy", images.numpy())
+    write_certificate(path, found, images, WeightFile(weights), source="random", images_file="images.npy")
+    return path
+
 
 def safetensors(tensors):
     header, body = {"__metadata__": {"format": "test"}}, b""

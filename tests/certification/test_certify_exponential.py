@@ -8,17 +8,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from _certificate_files import sealed
+from _certificate_files import sealed, write_files
 from _certified_programs import check, states_of
 from torch import nn
 
 import onelip
-from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.certification.environment import check_backends
 from onelip.certification.proof import first_difference
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
-from onelip.export import save_plain
 from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential, Program, State, Stored, propagate
 from onelip.graph.lowering import lower
@@ -181,13 +179,7 @@ def deep(**options):
 
 def files(folder, model, images, exact=True):
     found = onelip.certify(onelip.bake(model).double(), images, torch.tensor([0, 1, 2]), exact=exact)
-    save_plain(model, folder / "plain.safetensors")
-    np.save(folder / "images.npy", images.numpy())
-    path = folder / "c.json"
-    write_certificate(
-        path, found, images, WeightFile(folder / "plain.safetensors"), source="random", images_file="images.npy"
-    )
-    return found, path
+    return found, write_files(folder, model, found, images)
 
 
 @pytest.mark.parametrize("terms", [4, 5])

@@ -8,18 +8,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from _certificate_files import sealed
+from _certificate_files import sealed, write_files
 from _certified_programs import check, states_of
 from torch import nn
 
 import onelip
-from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.certification.environment import check_backends
 from onelip.certification.proof import first_difference
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.core.rounding import UNIT, up
-from onelip.export import save_plain
 from onelip.graph.kinds import State, propagate
 from onelip.graph.lowering import lower
 from onelip.methods.residual import cpl, sll
@@ -50,7 +48,7 @@ def block(channels, hidden, kernel, norm=1.0, **settings):
     layer = KINDS[len(kernel) - 1](channels, hidden, kernel, padding=padding, **settings, **DOUBLE)
     made = ConvexPotential(layer)
     with torch.no_grad():
-        made.weight.mul_(norm / made._norm_of_weight())
+        made.weight.mul_(norm / made._norm_of_weight().constant)
         if made.bias is not None:
             made.bias.normal_()
     return made
@@ -192,10 +190,7 @@ def test_certified_with_the_constant_one_and_checked(method, mode, exact, tmp_pa
         return
     assert found.proof is not None
     check(found.proof.program, images[:2].numpy())
-    save_plain(model, tmp_path / "plain.safetensors")
-    np.save(tmp_path / "images.npy", images.numpy())
-    files, path = WeightFile(tmp_path / "plain.safetensors", None), tmp_path / "c.json"
-    write_certificate(path, found, images, files, source="random", images_file="images.npy")
+    path = write_files(tmp_path, model, found, images)
     verdict = check_file(path, images=tmp_path / "images.npy")
     assert (verdict["certified"], verdict["lipschitz"]) == (3, found.constant)
     content = json.loads(path.read_text())
@@ -268,13 +263,7 @@ def wide(channels, count=2):
 def wide_files(tmp_path, channels=16):
     model, images = wide(channels), images_of((1, 4, 4), 3)
     found = onelip.certify(onelip.bake(model).double(), images, exact=True)
-    save_plain(model, tmp_path / "plain.safetensors")
-    np.save(tmp_path / "images.npy", images.numpy())
-    path = tmp_path / "c.json"
-    write_certificate(
-        path, found, images, WeightFile(tmp_path / "plain.safetensors"), source="", images_file="images.npy"
-    )
-    return found, path
+    return found, write_files(tmp_path, model, found, images)
 
 
 @pytest.mark.parametrize("channels", [12, 32])

@@ -7,17 +7,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from _certificate_files import sealed
+from _certificate_files import sealed, write_files
 from _certified_programs import check
 from _exact_network import exact, run_exactly
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import onelip
-from onelip.certification.certificate import WeightFile, check_network, write_certificate
+from onelip.certification.certificate import check_network
 from onelip.checker import Rejected, check as check_file
 from onelip.core.batch_norm import Folded
-from onelip.export import export_onnx, save_plain
+from onelip.export import export_onnx
 from onelip.graph.lowering import lower
 from onelip.nn import ChannelAffine, MaxMin
 
@@ -260,18 +260,7 @@ def test_real_arithmetic_is_about_the_model_as_it_is():
 def files(tmp_path):
     model = network()
     found = onelip.certify(model, IMAGES, torch.tensor([0, 1, 2, 0]), exact=True)
-    save_plain(model, tmp_path / "plain.safetensors")
-    np.save(tmp_path / "images.npy", IMAGES.numpy())
-    path = tmp_path / "c.json"
-    write_certificate(
-        path,
-        found,
-        IMAGES,
-        WeightFile(tmp_path / "plain.safetensors"),
-        source="random",
-        images_file="images.npy",
-    )
-    return model, found, path
+    return model, found, write_files(tmp_path, model, found, IMAGES)
 
 
 def test_in_a_file(tmp_path):

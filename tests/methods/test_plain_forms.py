@@ -4,17 +4,16 @@ import copy
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
+from _certificate_files import write_files
 from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
-from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.checker import check
 from onelip.core.errors import NonFiniteWeight
-from onelip.export import export_onnx, save_plain
+from onelip.export import export_onnx
 from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
 from onelip.methods.fourier.frequencies import Period, frequencies, real_waves
@@ -239,15 +238,12 @@ def test_certified_checked_and_exported(apply, tmp_path):
         sll.sll(nn.Linear(6, 6)),
         onelip.nn.AOLLinear(6, 3),
     ).eval()
-    save_plain(model, tmp_path / "plain.safetensors")
     images = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8)
     found = onelip.certify(onelip.bake(model).double().eval(), images, exact=True)
     assert found.constant < 1 + 1e-5
     assert found.certified() == 3
-    np.save(tmp_path / "images.npy", images.numpy())
-    files = WeightFile(tmp_path / "plain.safetensors", None)
-    write_certificate(tmp_path / "c.json", found, images, files, source="random", images_file="images.npy")
-    verdict = check(tmp_path / "c.json", tmp_path / "plain.safetensors", None, tmp_path / "images.npy")
+    path = write_files(tmp_path, model, found, images)
+    verdict = check(path, tmp_path / "plain.safetensors", None, tmp_path / "images.npy")
     assert verdict["certified"] == 3
     for dtype in (torch.float32, torch.float64):
         report = export_onnx(model, tmp_path / f"{dtype}.onnx", (2, 4, 5), dtype=dtype)

@@ -394,3 +394,33 @@ def test_stopped_is_not_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "train_or_reuse", stop)
     with pytest.raises(Stopped):
         reproduce("table-5", tmp_path, data=small_images(), **SETTINGS)
+
+
+def test_a_damaged_run_costs_its_row_only(finished, tmp_path):
+    out = copy_of(finished, tmp_path)
+    (out / "cifar10-reproduce-test-u4" / "results.json").write_text("{")
+    found = reproduce("table-5", out, data=small_images(), plan_only=True, **SETTINGS)
+    assert [row[1] for row in found.table.rows[::5]] == ["scaled", "scaled", "scaled", "failed", "scaled"]
+    assert "the file is damaged" in found.table.notes[-1]
+
+
+def test_a_budget_that_is_too_small_costs_its_rows_only(tmp_path, monkeypatch):
+    def fit(recipe, *args):
+        if recipe.model == "aol-fc":
+            raise RecipeError("a budget of 1m is too small")
+        return recipe.replace(epochs=1)
+
+    monkeypatch.setattr(plan_module, "fit_to_budget", fit)
+    found = reproduce("table-6", tmp_path, data=small_images(), budget="1m", plan_only=True)
+    assert found.failed == {"cifar10-aol-fc": "a budget of 1m is too small"}
+    assert [row[1] for row in found.table.rows[::5]] == ["failed", *["not finished"] * 4]
+
+
+def test_a_part_of_the_width(tmp_path):
+    settings = {"data": small_images(), "budget": "1ep", "plan_only": True}
+    found = reproduce("table-6", tmp_path, width=1 / 8, **settings)
+    assert [row[1] for row in found.plan.rows][:2] == ["aol-fc width=512", "aol-std width=4"]
+    with pytest.raises(RecipeError, match="has runs with --width"):
+        reproduce("table-6", tmp_path, **settings)
+    with pytest.raises(RecipeError, match="without a budget of time"):
+        reproduce("table-6", tmp_path, width=1 / 8, **{**settings, "budget": "1m"})

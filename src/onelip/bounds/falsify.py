@@ -394,7 +394,7 @@ def falsify_module(module: nn.Module, constant: float) -> None:
     own = dict.fromkeys(n for tensor in tensors for n in tensor.shape[:2])
     for image in ((), (12, 12), (12,), (6, 6, 6)):
         for channels in (*own, 60, 64):
-            points = example_points(torch.full((1, channels, *image), 0.5), 4)
+            points = example_points(torch.full((1, channels, *image), 0.5), 4) - 0.5  # of both signs
             try:
                 with torch.no_grad():
                     fits = isinstance(y := copy(points), Tensor) and len(y) == len(points)

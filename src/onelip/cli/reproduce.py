@@ -37,6 +37,8 @@ class Reproduce:
     recipe: Annotated[Literal["paper", "fast"] | None, unset("{paper,fast}")] = None
     """paper: as published. fast: the recipe of onelip train --budget (muon, one cycle) for the networks of the paper.
     Default: fast with --budget, else paper."""
+    width: Annotated[float | None, unset("PART")] = None
+    """Part of the width of the networks, such as 0.125, with a budget in epochs or none; such runs are scaled too."""
     model: Annotated[str | None, unset("NAME")] = None
     """Another network for a table of one network, such as aol-fast-small."""
     only: Annotated[str | None, unset("N/M")] = None
@@ -58,7 +60,8 @@ class Reproduce:
     def place(self) -> Path:
         """Directory of the runs and tables."""
         seed = f"seed{self.seed}" if self.seed else None
-        parts = ("reproduce", self.budget, self.recipe, seed)
+        width = f"width{self.width:g}" if self.width else None
+        parts = ("reproduce", self.budget, self.recipe, width, seed)
         return self.out or Path("runs", "-".join(filter(None, parts)))
 
 
@@ -81,6 +84,7 @@ def run(arguments: Sequence[str]) -> int:
             command.place,
             budget=command.budget,
             style=command.recipe,
+            width=command.width,
             model=command.model,
             only=command.only,
             plan_only=command.plan,

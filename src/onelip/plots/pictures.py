@@ -47,7 +47,7 @@ def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer:
 
     Examples:
         >>> figure = jtj(nn.Conv2d(4, 4, 3, padding=1), 8)
-        >>> [axes.get_title() for axes in figure.axes]
+        >>> [axes.get_title(loc="left") for axes in figure.axes]
         ['centre, 36 inputs', 'one pixel', 'and its neighbour']
     """
     module, size, name = _layer(source, input_size, layer)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onelip.core.errors import RunError, reason
 from onelip.core.files import write_whole
 from onelip.gram.jtj import center_crop, jtj
 from onelip.reproduce.experiments import Experiment, differences
@@ -43,9 +44,11 @@ def panels_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> l
         name = row.run_name(experiment.data)
         if name in failed:
             panel |= {"run": FAILED, "label": failed[name]}
-        elif not RunDirectory(out / name).results.exists():
+            continue
+        if not RunDirectory(out / name).results.exists():
             panel |= {"run": UNFINISHED, "label": "the run is not finished"}
-        else:
+            continue
+        try:
             loaded = load_run(out / name)
             layer, size = linear_layer(loaded.plain.cpu(), row.layer, loaded.config.shape)
             label = differences(loaded.config.recipe, row.published(experiment.data))
@@ -58,6 +61,8 @@ def panels_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> l
                 "crop": jtj(layer, size, rows=center_crop(size, _PIXELS, channels)),
                 "recipe": {**loaded.config.recipe.to_json(), "data": experiment.data},
             }
+        except (RunError, ValueError) as error:  # of another version, or damaged
+            panel |= {"run": FAILED, "label": reason(error)}
     return found
 
 

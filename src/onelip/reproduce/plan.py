@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onelip.compare.plan import Budget
-from onelip.core.errors import RecipeError, RunError
+from onelip.core.errors import OtherProcessFailed, RecipeError, RunError, reason
 from onelip.core.files import locked, read_json, write_json
 from onelip.data import ImageData
 from onelip.models.registry import model_options
@@ -22,7 +22,7 @@ from onelip.training.recipe import MACHINE_FIELDS, Recipe, format_seconds
 from onelip.training.run_directory import RunDirectory
 
 FORMAT = "onelip reproduction 1"
-_PARTS = (1 / 8, 1 / 4, 1 / 2, 1)  # of the width
+_PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the width
 _PASSES = 5  # a wider network is used if it can see the training images this often
 
 # What a budget of time decides.
@@ -36,6 +36,7 @@ class Options:
     Attributes:
         budget: of each run; None for the epochs of the recipe.
         style: recipe as published, or the fast one.
+        width: part of the width of all networks; a budget of time decides it otherwise.
         seed: seed of all runs.
         device: device to compute on.
         threads: threads on the CPU; 0 for torch's own choice.
@@ -43,6 +44,7 @@ class Options:
 
     budget: Budget | None = None
     style: Style = "paper"
+    width: float = 1.0
     seed: int = 0
     device: str = "auto"
     threads: int = 0
@@ -52,6 +54,7 @@ class Options:
         return {
             "budget": None if self.budget is None else self.budget.text,
             "recipe": self.style,
+            "width": self.width,
             "seed": self.seed,
         }
 
@@ -73,7 +76,7 @@ class Job:
 
 def plan_jobs(
     experiment: Experiment, out: Path, data: ImageData, options: Options, process: Process, display: Display
-) -> list[Job]:
+) -> tuple[list[Job], dict[str, str]]:
     """Decide the recipes of the runs of a table; those that are in plan.json are kept.
 
     Args:
@@ -84,6 +87,9 @@ def plan_jobs(
         process: this process among several; the first one reads and writes the plan.
         display: shows what is measured.
 
+    Returns:
+        The runs, and the reasons why others cannot be run, by their names.
+
     Raises:
         RecipeError: if the directory has runs of other options, or contains something else.
         RunError: if another process has been planning for ten minutes.
@@ -91,15 +97,20 @@ def plan_jobs(
     with ExitStack() as opened:
         process.run_on_all(_lock, opened, out, process)
         kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, out, options))
-        jobs = []
+        jobs, refused = [], {}
         for row in experiment.trained:
             name = row.run_name(experiment.data)
             if name not in kept:
-                kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
+                try:
+                    kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
+                except (RecipeError, OtherProcessFailed) as error:  # a budget that is too small for this network
+                    refused[name] = reason(error)
+                    display.print(f"{name}: FAILED: {refused[name]}")
+                    continue
             machine = {key: getattr(options, key) for key in ("device", "threads")}
             jobs.append(Job(name, row, kept[name].replace(**machine)))
         process.run_on_all(_write, out, options, kept, process)
-    return list({job.name: job for job in jobs}.values())
+    return list({job.name: job for job in jobs}.values()), refused
 
 
 def _lock(opened: ExitStack, out: Path, process: Process) -> None:
@@ -141,7 +152,12 @@ def _new_recipe(
     display: Display,
 ) -> Recipe:
     wanted = row.recipe(experiment.data, options.style)
-    wanted = wanted.replace(seed=options.seed, device=options.device, threads=options.threads)
+    wanted = wanted.replace(
+        model_options=narrower(model_options(wanted.model), options.width),
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads,
+    )
     budget = options.budget
     if budget is None:
         return wanted
@@ -158,11 +174,11 @@ def _new_recipe(
 def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
     """The widest network that can make some passes over the images, or the narrowest, and the epochs that fit."""
     best, refused = None, None
+    options = model_options(recipe.model)
+    widths = dict.fromkeys(narrower(options, part) for part in _PARTS)  # small ones can be the same
     with use_threads(recipe.threads):
-        for part in _PARTS:
-            candidate = recipe.replace(model_options=narrower(model_options(recipe.model), part))
-            if candidate.model_options == recipe.model_options and part < 1:  # a network without such options
-                continue
+        for width in widths:
+            candidate = recipe.replace(model_options=width)
             try:
                 fitted = fit_to_budget(candidate, seconds, data, process)
             except RecipeError as error:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ def reproduce(
     *,
     budget: str | None = None,
     style: Style | None = None,
+    width: float | None = None,
     model: str | None = None,
     only: str | None = None,
     plan_only: bool = False,
@@ -88,6 +89,7 @@ def reproduce(
             network and the number of epochs are scaled. Rows of scaled runs are labelled.
         style: "paper" for the recipe as published, "fast" for that of `onelip train --budget`. Default: fast with a
             budget, else paper.
+        width: part of the width of the networks, without a budget of time.
         model: another network for a table of one network.
         only: "N/M" trains every M-th run from the N-th on, for M jobs that share the directory.
         plan_only: train nothing: plan, estimate, and write the table of the runs that are finished.
@@ -122,18 +124,23 @@ def reproduce(
         files = _write_files(Path(out), experiment, table, {}, command) if str(out) else []
         return Reproduction(experiment, Path(out) if files else None, table, None, {}, files)
     chosen: Style = style or ("paper" if budget is None else "fast")
-    options = Options(None if budget is None else Budget.parse(budget), chosen, seed, device, threads)
+    options = Options(
+        None if budget is None else Budget.parse(budget), chosen, seed=seed, device=device, threads=threads
+    )
+    if width is not None:
+        if not 0 < width <= 1 or (options.budget is not None and options.budget.seconds is not None):
+            raise RecipeError("--width is above 0 and at most 1, without a budget of time, which decides it")
+        options = replace(options, width=width)
     number, count = parse_part(only)
     out = Path(out)
     data = load_data(experiment.data, data_root) if data is None else data
     shown = display or Display(None)
     with processes(device) as process:
         shown = shown if process.is_first else Display(None)
-        jobs = plan_jobs(experiment, out, data, options, process, shown)
+        jobs, failed = plan_jobs(experiment, out, data, options, process, shown)
         jobs = [job for index, job in enumerate(jobs) if index % count == number - 1]
         plan = _plan_table(experiment, jobs, out, data, options, process, shown)
         shown.print_table(plan.to_rich(), *plan.notes)
-        failed: dict[str, str] = {}
         for index, job in enumerate(() if plan_only else jobs, start=1):
             title = f"[{index}/{len(jobs)}] {job.name}"
             shown.print(f"{title}: {state_of(RunDirectory(out / job.name))}")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onelip.core.errors import RunError, reason
 from onelip.core.files import read_json
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.methods.describe import FOOTNOTES, supported_layers
@@ -46,9 +47,12 @@ def _result(experiment: Experiment, row: Row, out: Path, failed: Mapping[str, st
         return {**found, **nothing, "run": FAILED, "label": failed[name]}
     if not run.results.exists():
         return {**found, **nothing, "run": UNFINISHED, "label": "the run is not finished"}
-    recipe, test = read_config(run).recipe, read_json(run.results)["test"]
-    # Without a proved constant no image is certified.
-    shares = [test["accuracy"], *(test["cra"].get(radius) or 0.0 for radius in columns()[1:])]
+    try:
+        recipe, test = read_config(run).recipe, read_json(run.results)["test"]
+        # Without a proved constant no image is certified.
+        shares = [test["accuracy"], *(test["cra"].get(radius) or 0.0 for radius in columns()[1:])]
+    except (RunError, KeyError, TypeError) as error:  # of another version, or damaged
+        return {**found, **nothing, "run": FAILED, "label": reason(error)}
     ours = [100 * share for share in shares]
     label = differences(recipe, row.published(experiment.data))
     if test["lipschitz"] is None:

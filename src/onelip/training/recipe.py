@@ -357,11 +357,11 @@ _FAST = Recipe(
     interpolations="none",
 )
 
-# From this number of seconds on: the network and the learning rate.
+# From this number of seconds on: the network, the learning rate and the augmentation.
 _BY_BUDGET: tuple[tuple[float, dict[str, Any]], ...] = (
     (0.0, {}),
     (90.0, {"model": "aol-fast-medium", "lr": 0.06}),
-    (1200.0, {"model": "aol-fast-large", "lr": 0.06}),
+    (1200.0, {"model": "aol-fast-large", "lr": 0.06, "translation": 0.1}),
 )
 
 

@@ -40,7 +40,7 @@ _PAGE_FILES = ("index.html", "tryit.css", "tryit.js")
 
 _SOUND = (
     "The browser computes in float64. The radius includes all rounding errors: those of the images, of the network and "
-    "of the radius itself. It holds for every image within it, also for images that nobody has tried. The Lipschitz "
+    "of the radius itself. It holds for every image within it. The Lipschitz "
     "constant of the network is at most {constant!r}, proved for the stored weights."
 )
 _REAL = (
