@@ -22,7 +22,7 @@ class Report:
     of onelip compare stands for all its runs. The exit code is 1 if the attack changes a certified decision.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="")]
     """Directories of runs, or one of a comparison."""
     out: OptionalPath = None
     """File to write. Default: report.html in the directory of the first run."""
@@ -33,7 +33,7 @@ class Report:
     attack_images: int = 64
     """Number of images of each run to attack; 0 for no attack."""
     overwrite: Flag = False
-    """Replace an existing file."""
+    """Replace an existing report."""
     json: Flag = False
     """Print JSON."""
 
