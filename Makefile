@@ -42,6 +42,7 @@ bench: $(READY)      ## measure speed and memory; writes results/*.json and the 
 	$(BIN)/python benchmarks/rescaling.py
 	$(BIN)/python benchmarks/activation.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/step_cost.py
 	$(BIN)/python benchmarks/inference.py
 	$(BIN)/python benchmarks/epoch.py
 	$(BIN)/python benchmarks/bounds.py
