@@ -20,6 +20,7 @@ from onelip.core.errors import Diverged, RecipeError, Stopped
 from onelip.core.paper import paper
 from onelip.data.image_data import image_data_from_arrays
 from onelip.methods.registry import METHODS
+from onelip.models import registry
 from onelip.models.chain import Chain
 from onelip.models.registry import register_model, takes_arguments_of
 from onelip.reproduce import Row, find_experiment, list_experiments, plan as plan_module, reproduce, run as run_module
@@ -33,7 +34,6 @@ SETTINGS = {"model": "reproduce-test", "budget": "1ep", "threads": 1}
 FLAGS = ["--model", "reproduce-test", "--budget", "1ep", "--threads", "1"]
 
 
-@register_model
 @takes_arguments_of(Chain)
 def reproduce_test(**common):
     """Three small convolutions and a dense layer."""
@@ -44,6 +44,15 @@ def reproduce_test(**common):
     net.flatten()
     net.head()
     return net.build()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_model():
+    """Registered while these tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_MODELS", dict(registry._MODELS))
+        register_model(reproduce_test)
+        yield
 
 
 @pytest.fixture(autouse=True)

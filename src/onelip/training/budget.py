@@ -143,6 +143,7 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
     used = validation_split(data, recipe.validation) if recipe.validation else data
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
     learner = Learner(recipe, model, Process(process.device))
+    learner.objective.check(data.shape)
     model.train()
     times: list[float] = []
     batches = make_batches(recipe, used, process, torch.Generator().manual_seed(recipe.seed))
