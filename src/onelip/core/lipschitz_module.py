@@ -1,12 +1,15 @@
 """Modules that state a proved Lipschitz constant, and hooks that check the input shape which a bound assumes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.geometry import LINEAR_LAYERS
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,15 @@ class LipschitzModule(nn.Module):
         )
 
 
+_SAME_IN_EVAL: set[Any] = set()
+
+
+def same_in_eval(function: Function) -> Function:
+    """Decorate a method of a linear layer that computes in eval mode what the layer of torch does."""
+    _SAME_IN_EVAL.add(function)
+    return function
+
+
 def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
     if not module.__dict__.keys().isdisjoint(("forward", "_conv_forward", "_call_impl")):
@@ -147,7 +159,8 @@ def is_changed(module: nn.Module) -> str | None:
         return "its class overrides forward without stating its own constant"
     for torch_layer in LINEAR_LAYERS:
         if isinstance(module, torch_layer) and any(
-            getattr(kind, name, None) is not getattr(torch_layer, name, None) for name in ("forward", "_conv_forward")
+            (own := getattr(kind, name, None)) is not getattr(torch_layer, name, None) and own not in _SAME_IN_EVAL
+            for name in ("forward", "_conv_forward")
         ):
             return f"its class overrides the forward of {torch_layer.__name__}"
     return None

@@ -2,6 +2,7 @@
 
     model ──bake──▶ plain network ──save_plain──▶ .safetensors
                                   ──export_onnx──▶ .onnx, compared with torch in ONNX Runtime before it is written
+    run   ──write_tryit──▶ folder with a page that runs the network in the browser
     run   ──save_pretrained──▶ directory ──from_pretrained──▶ plain network, the same logits bit for bit
 
 Nothing is pickled. Names are imported on first use.
@@ -23,5 +24,6 @@ if TYPE_CHECKING:
     from onelip.export.onnx import OnnxReport as OnnxReport, export_onnx as export_onnx
     from onelip.export.plain import load_plain as load_plain, save_plain as save_plain
     from onelip.export.zoo import ZooEntry as ZooEntry, list_zoo as list_zoo
+    from onelip.export.tryit import TryIt as TryIt, write_tryit as write_tryit
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

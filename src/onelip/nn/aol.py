@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from onelip.core.arguments import check_integer
 from onelip.core.docstrings import like
 from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.lipschitz_module import same_in_eval
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -355,6 +356,7 @@ class _AOLConv(_AOLLayer):
         options = {"side": side, "steps": steps, "learn_weights": learn_weights, "lipschitz": lipschitz}
         self._constrain({**options, "input_size": input_size})
 
+    @same_in_eval
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.training and tiles(self, input):
             return convolve_tiles(input, weight, bias)
