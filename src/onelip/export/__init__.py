@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from onelip.export.onnx import OnnxReport as OnnxReport, export_onnx as export_onnx
     from onelip.export.plain import load_plain as load_plain, save_plain as save_plain
-    from onelip.export.zoo import ZooEntry as ZooEntry, list_zoo as list_zoo
     from onelip.export.tryit import TryIt as TryIt, write_tryit as write_tryit
+    from onelip.export.zoo import ZooEntry as ZooEntry, list_zoo as list_zoo
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
