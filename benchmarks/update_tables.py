@@ -186,37 +186,33 @@ def zoo() -> str:
     return table(("network", "accuracy", *(f"CRA {radius}" for radius in radii), "parameters", "seconds"), rows)
 
 
-def trade_off() -> str:
-    """Table 5 of the paper, theirs and ours."""
-    return _beside("reproduce_table_5")
+def reproduced() -> str:
+    """The published tables and figures of `onelip reproduce`, theirs and ours."""
+    parts = []
+    for path in sorted(RESULTS.glob("reproduce_*.json"), reverse=True):
+        content = json.loads(path.read_text())
+        notes = "".join(f"\n\n{note}" for note in content["table"]["notes"])
+        parts.append(f"### {content['experiment'].replace('-', ' ').capitalize()}: {content['title']}\n")
+        parts.append(f"`{content['command']}`\n")
+        parts.append((_panels(content) if "panels" in content else _beside(content)) + notes + "\n")
+        if path.with_suffix(".png").exists():
+            parts.append(f"![{content['title']}](../results/{path.stem}.png)\n")
+    return "\n".join(parts)
 
 
-def architectures() -> str:
-    """Table 6 of the paper, theirs and ours."""
-    return _beside("reproduce_table_6")
-
-
-def _beside(name: str) -> str:
-    content = read(name)
+def _beside(content: dict[str, Any]) -> str:
     rows = [
         (row["name"], row["run"], *(f"{shown(a, '{:.1f}')} / {shown(b, '{:.1f}')}" for a, b in pairs))
         for row in content["rows"]
         for pairs in [list(zip(row["paper"], row["ours"], strict=True))]
     ]
-    notes = "\n".join(f"\n{note}" for note in content["table"]["notes"])
-    return table(("paper / ours, %", "our run", *paper()["columns"]), rows) + "\n" + notes
+    return table(("paper / ours, %", "our run", *paper()["columns"]), rows)
 
 
-def orthogonality() -> str:
-    """The numbers of the figures of the paper."""
-    rows = [
-        (f"figure {number}: {panel['name']}", panel["run"], *(f"{value:.4f}" for value in panel["crop"].values()))
-        for number in (1, 2)
-        for panel in read(f"reproduce_figure_{number}")["panels"]
-    ]
-    heads = read("reproduce_figure_1")["panels"][0]["crop"]
-    notes = [note for number in (1, 2) for note in read(f"reproduce_figure_{number}")["table"]["notes"]]
-    return table(("layer", "our run", *heads), rows) + "\n" + "\n".join(f"\n{note}" for note in dict.fromkeys(notes))
+def _panels(content: dict[str, Any]) -> str:
+    panels = [panel for panel in content["panels"] if panel["crop"]]
+    rows = [(panel["name"], panel["run"], *(f"{value:.4f}" for value in panel["crop"].values())) for panel in panels]
+    return table(("layer", "our run", *panels[0]["crop"]), rows)
 
 
 def shown(number: float | None, form: str) -> str:
@@ -230,7 +226,7 @@ PAGES = {
     RESULTS.parent / "docs" / "training.md": (fast, pairs),
     RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),
-    RESULTS.parent / "docs" / "reproduce.md": (trade_off, architectures, orthogonality),
+    RESULTS.parent / "docs" / "reproduce.md": (reproduced,),
 }
 
 

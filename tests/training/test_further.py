@@ -150,7 +150,7 @@ def test_averages_are_evaluated_and_saved_and_resumed(tmp_path, monkeypatch, rec
     assert files[0] == files[1]
     late = load_run(tmp_path / "parts").plain.state_dict()
     assert early.keys() == late.keys()
-    assert load_run(tmp_path / "whole").lipschitz == 1
+    assert load_run(tmp_path / "whole").lipschitz <= 1
 
 
 def test_an_average_stays_certified(tmp_path):

@@ -51,7 +51,8 @@ def test_a_folder_without_more(capsys, tmp_path, quick, size, mode):
     assert f"data      data: 2 classes, {channels}x{size[0]}x{size[1]} pixels\n" in out
     assert "images    10 training, 2 test (20% of each class held out for testing, seed 0)" in out
     assert re.search(r"memory +about \d+ MB for a step; .* free\ndevice +cpu, 1 thread\nsteps +\d+, .*\ntime +2s", out)
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["test"]["lipschitz"] == 1
+    results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
+    assert results["lipschitz"] <= 1
 
 
 def test_the_default_is_ten_minutes_of_a_network_of_its_size(capsys, tmp_path):
