@@ -2,9 +2,9 @@
 
 python benchmarks/step_cost.py [--networks aol-fc:250 aol-small:250 ...] [--rounds 5]      # results/step_cost.json
 
-The plain network has the same layers from torch.nn and SGD. Its strided convolutions are those of torch, while AOL
-layers compute them as products of matrices in training, which is faster: ratios of the aol-fast networks contain this.
-Steps are made in turn. Ratios are medians of the ratios of CPU seconds within a round of 8 steps each, so that each
+The plain network has the same layers from torch.nn and SGD. Its strided convolutions are those of torch; AOL layers
+compute them as products of matrices in training, which is faster, and the ratios of the aol-fast networks contain that.
+Steps are made in turn; ratios are medians of the ratios of CPU seconds within a round of 8 steps each, so that each
 round has one retraction at every 8th step.
 """
 
