@@ -40,7 +40,7 @@ def main(epochs: int = 5) -> tuple[torch.nn.Module, float]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(classifier, torch.utils.data.DataLoader(batches(data, epochs), batch_size=None))
+    trainer.fit(classifier, torch.utils.data.DataLoader(batches(data, epochs), batch_size=None))  # pyright: ignore[reportArgumentType]
     return classifier.model, certified_accuracy(classifier.model, data)
 
 
