@@ -112,12 +112,14 @@ def train(
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
+            # Before anything is measured or printed: a directory that is taken is an error at once.
+            opening = open_run(run, recipe, resume=resume)
+            process.run_on_all(lambda: process.is_first and opened.enter_context(opening))
             if budget is not None:
                 recipe = fit_to_budget(recipe, budget, data, process)
             memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
             if shown.console is not None and not resume:
                 shown.block(describe_run(recipe, data, process, memory, budget))
-            process.run_on_all(lambda: process.is_first and opened.enter_context(open_run(run, recipe, resume=resume)))
             trainer = None
             try:
                 trainer = Trainer(recipe, run, data, process, shown, stop or StopRequest(), options)
