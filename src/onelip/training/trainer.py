@@ -118,8 +118,9 @@ def train(
             if budget is not None:
                 recipe = fit_to_budget(recipe, budget, data, process)
             memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
-            if shown.console is not None and not resume:
-                shown.block(describe_run(recipe, data, process, memory, budget))
+            if process.broadcast(shown.console is not None) and not resume:
+                # By all processes: steps are timed, and layers may communicate.
+                shown.block(process.run_on_all(describe_run, recipe, data, process, memory, budget))
             trainer = None
             try:
                 trainer = Trainer(recipe, run, data, process, shown, stop or StopRequest(), options)
