@@ -134,7 +134,8 @@ def test_unknown_names_get_the_list(capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_list(capsys):
+def test_list(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     code, out, _ = call(capsys, "reproduce")
     assert code == 0
     assert re.search(r"table-5 +trade-off +5 ", out)
@@ -326,7 +327,8 @@ def test_torchrun(finished, tmp_path):
     script.write_text(
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_reproduce import SETTINGS, small_images\nfrom onelip.reproduce import reproduce\n"
+        "from test_reproduce import SETTINGS, register_model, reproduce_test, small_images\n"
+        "from onelip.reproduce import reproduce\nregister_model(reproduce_test)\n"
         f"found = reproduce('table-5', {str(tmp_path / 'out')!r}, data=small_images(), only='1/2', **SETTINGS)\n"
         "assert not found.failed, found.failed\n"
     )
