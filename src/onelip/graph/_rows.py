@@ -27,9 +27,10 @@ Note [Weights]
 
 Note [Jumps]
     A product with [s > 0] is continuous only if what is multiplied is 0 where s is 0. So wherever such products are
-    used, the difference between the two sides of each decision must be a multiple of s, up to the rounding of the
-    constants: it is by these that sides which meet in real arithmetic (the reflections of a Householder activation,
-    made of sines and cosines) miss each other by 1e-8 of their size in float32.
+    used, the difference between the two sides of each decision must be a multiple of s. Where coefficients have been
+    rounded, it need be one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder
+    activation, made of sines and cosines) miss each other by 1e-16 of their slopes in float64. The slopes are the
+    measure also of shifts: a large constant, which may be subtracted later, must not hide a jump.
 """
 
 import itertools
@@ -157,8 +158,7 @@ def add(a: Rows, b: Rows) -> Rows:
     """Entry by entry, of one shape."""
     a, b = _with_all_decisions([a, b])
     # Sums of small integers are exact; so are those where nothing is added to anything.
-    is_apart = not bool((a.index[:, None] == b.index).any()) and not bool((a.shift * b.shift).any())
-    is_exact = a.is_exact and b.is_exact and (is_apart or _are_integers(a.slope, a.shift, b.slope, b.shift))
+    is_exact = a.is_exact and b.is_exact and (_are_apart(a, b) or _are_integers(a.slope, a.shift, b.slope, b.shift))
     return merge(
         replace(
             a,
@@ -170,6 +170,18 @@ def add(a: Rows, b: Rows) -> Rows:
             is_exact=is_exact,
         )
     )
+
+
+def _are_apart(a: Rows, b: Rows) -> bool:
+    """Whether in each state no coefficient of a is added to one of b, zeros excepted."""
+    if bool((a.shift * b.shift).any()):
+        return False
+    meet = a.index[:, None] == b.index  # (terms of a, terms of b, n)
+    if not bool(meet.any()):
+        return True
+    if len(a.slope) * meet.numel() > _MOST_NUMBERS:
+        return False
+    return not bool((meet & (a.slope != 0)[:, :, None] & (b.slope != 0)[:, None]).any())
 
 
 def multiply(a: Rows, b: Rows) -> Rows:
@@ -290,9 +302,10 @@ class Decisions:
         return len(self.made) - 1, False
 
     def is_continuous(self, rows: Rows, tolerance: float) -> bool:
-        """Note [Jumps]; up to a relative tolerance of the coefficients."""
+        """Note [Jumps]; where coefficients have been rounded, up to a tolerance relative to the slopes."""
         if not rows.may_jump:
             return True
+        tolerance = 0.0 if rows.is_exact else tolerance
         rows = merge(rows)
         return all(self._meets(rows, number, tolerance) for number in rows.decisions)
 
@@ -313,7 +326,7 @@ class Decisions:
         below = states[(states // width) % STATES < STATES - 1]  # each state and the next one of this decision
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
-        size = torch.cat([f.slope.abs().flatten(0, 1), f.shift.abs()]).amax(0)
+        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(going), dtype=torch.float64)
         return bool((_residual(f.index, slope, shift, s.index, against, offset) <= tolerance * size).all())
 
 
