@@ -27,10 +27,10 @@ Note [Weights]
 
 Note [Jumps]
     A product with [s > 0] is continuous only if what is multiplied is 0 where s is 0. So wherever such products are
-    used, the difference between the two sides of each decision must be a multiple of s. Where coefficients have been
+    used, the difference between the two sides of each decision must be a multiple m s of s. If coefficients have been
     rounded, it need be one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder
-    activation, made of sines and cosines) miss each other by 1e-16 of their slopes in float64. The slopes are the
-    measure also of shifts: a large constant, which may be subtracted later, must not hide a jump.
+    activation, made of sines and cosines) miss each other by 1e-16 of their slopes in float64. The measure for shifts
+    is that of m s, and not more than the slopes: a large constant, which may be subtracted later, must hide no jump.
 """
 
 import itertools
@@ -158,7 +158,8 @@ def add(a: Rows, b: Rows) -> Rows:
     """Entry by entry, of one shape."""
     a, b = _with_all_decisions([a, b])
     # Sums of small integers are exact; so are those where nothing is added to anything.
-    is_exact = a.is_exact and b.is_exact and (_are_apart(a, b) or _are_integers(a.slope, a.shift, b.slope, b.shift))
+    is_apart = not bool((a.index[:, None] == b.index).any()) and not bool((a.shift * b.shift).any())
+    is_exact = a.is_exact and b.is_exact and (is_apart or _are_integers(a.slope, a.shift, b.slope, b.shift))
     return merge(
         replace(
             a,
@@ -170,18 +171,6 @@ def add(a: Rows, b: Rows) -> Rows:
             is_exact=is_exact,
         )
     )
-
-
-def _are_apart(a: Rows, b: Rows) -> bool:
-    """Whether in each state no coefficient of a is added to one of b, zeros excepted."""
-    if bool((a.shift * b.shift).any()):
-        return False
-    meet = a.index[:, None] == b.index  # (terms of a, terms of b, n)
-    if not bool(meet.any()):
-        return True
-    if len(a.slope) * meet.numel() > _MOST_NUMBERS:
-        return False
-    return not bool((meet & (a.slope != 0)[:, :, None] & (b.slope != 0)[:, None]).any())
 
 
 def multiply(a: Rows, b: Rows) -> Rows:
@@ -327,28 +316,32 @@ class Decisions:
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
         size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(going), dtype=torch.float64)
-        return bool((_residual(f.index, slope, shift, s.index, against, offset) <= tolerance * size).all())
+        multiple, off = _nearest_multiple(f.index, slope, s.index, against)
+        expected = multiple * offset
+        allowed = tolerance * torch.minimum(size, expected.abs())
+        return bool((off <= tolerance * size).all()) and bool(((shift - expected).abs() <= allowed).all())
 
 
-def _residual(index: Tensor, slope: Tensor, shift: Tensor, s_index: Tensor, s_slope: Tensor, s_shift: Tensor) -> Tensor:
-    """How far a function is from being a multiple of s, in its coefficients: (n,)."""
+def _nearest_multiple(index: Tensor, slope: Tensor, s_index: Tensor, s_slope: Tensor) -> tuple[Tensor, Tensor]:
+    """m (states, n) for which the slopes are nearly m times those of s, and the largest difference (states, n)."""
     if not len(index):
-        return shift.abs().amax(0)
+        none = torch.zeros(slope.shape[0], slope.shape[2], dtype=torch.float64)
+        return none, none
     if not len(s_index):
-        return torch.full((index.shape[1],), math.inf, dtype=torch.float64)
+        return torch.zeros_like(slope[:, 0]), torch.full_like(slope[:, 0], math.inf)
     # The multiple is that of the largest coefficient of s.
     lead = s_slope.abs().amax(0).argmax(0)[None]  # (1, n)
     at, c = s_index.gather(0, lead), s_slope.gather(1, lead.expand(len(s_slope), 1, -1))[:, 0]
     own = (slope * (index == at)).sum(1)
     multiple = torch.where(c != 0, own / c, 0.0)  # (states, n)
-    worst = (shift - multiple * s_shift).abs()
+    worst = torch.zeros_like(multiple)
     for t in range(len(index)):
         matching = (s_slope * (s_index == index[t])).sum(1)
         worst = torch.maximum(worst, (slope[:, t] - multiple * matching).abs())
     for t in range(len(s_index)):
         is_alone = ~((index == s_index[t]) & (slope != 0).any(0)).any(0)
         worst = torch.maximum(worst, (multiple * s_slope[:, t]).abs() * is_alone)
-    return worst.amax(0)
+    return multiple, worst
 
 
 def weights(rows: Rows, size: int) -> Tensor:
