@@ -8,7 +8,7 @@ from torch import nn
 
 import onelip
 from onelip.core.errors import Diverged
-from onelip.methods.orthogonal.bjorck import bjorck
+from onelip.methods.orthogonal.reshaped import bjorck
 from onelip.optim import LipschitzMuon, retract_, retract_after, unscaled
 
 R = torch.float64
