@@ -62,7 +62,7 @@ def test_steps_without_r2_use_the_weights_of_aol(options, is_unscaled):
     torch.manual_seed(0)
     model = onelip.create_model("aol-fast-small", image_size=8, in_channels=1, widths=(8, 8, 8), depths=(1, 1, 1))
     seen = []
-    model.fc1.register_forward_hook(lambda layer, *_: seen.append(layer.parametrizations.weight[0].is_unscaled))
+    model.fc1.register_forward_hook(lambda layer, *_: seen.append(layer.parametrizations.weight[0].in_training is not None))
     learner = Learner(FAST.replace(optimizer_options=options), model)
     learner.step(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, progress=0.0, lr=0.01)
     assert seen == [is_unscaled]
