@@ -24,9 +24,8 @@ from onelip.data import ImageData, load_data, validation_split
 from onelip.training.build import build_model
 from onelip.training.distributed import Process
 from onelip.training.evaluation import evaluate, find_constants
-from onelip.training.learner import Learner, make_batches
+from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.objective import with_method
-from onelip.training.optimizer import learning_rate
 from onelip.training.recipe import Recipe, recipe_for_budget
 
 BASE = recipe_for_budget(20).replace(epochs=1, bf16=True, threads=1)
