@@ -76,10 +76,9 @@ class LazyRescaling:
       + \Big(\frac{\partial d}{\partial P}\Big)^{\!\top} c.$$
 
     The first term and $c$ cost one pass over the weights; $d$ and the second term need the Gram matrix. In $k - 1$ of
-    $k$ passes the last $d$ is used, the first term is the gradient, and $c$ is added to a sum. In the $k$-th pass $d$ is
-    computed and the second term is taken with the sum of all $k$ vectors $c$. So no part of the gradient is lost: it
-    arrives up to $k - 1$ steps later, which is less than the momentum of an optimizer delays it. The layers take
-    turns, so that all passes cost about the same.
+    $k$ passes the last $d$ is used, the first term is the gradient, and $c$ is added to a sum. In the $k$-th pass $d$
+    is computed, and the second term is taken with the sum of all $k$ vectors $c$. So no part of the gradient is lost;
+    some of it arrives up to $k - 1$ steps later. The layers take turns, so that all passes cost about the same.
 
     Between two exact passes the norm of a layer in training can exceed its constant by the change of $d$. Outside of
     training mode and outside of the context weights are exact.
