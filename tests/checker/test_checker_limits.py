@@ -362,7 +362,7 @@ def seconds_of_logits(tmp_path, count):
     np.save(tmp_path / "images.npy", images)
     nodes = [{"inputs": []}, *({"inputs": [0]} for _ in range(count)), {"inputs": [*range(1, count + 1)]}]
     data = {"dtype": "uint8", "shape": [2], "count": 1, "sha256": hashlib.sha256(images.tobytes()).hexdigest()}
-    content = {"images": data, "results": [{"logits": ["0", "0"]}], "nodes": nodes}
+    content = {"images": data, "results": [{"logits": [(0.0).hex()] * 2}], "nodes": nodes}
     proved = [types.SimpleNamespace(run=lambda x, *others: x, error=0)] * len(nodes)
     start = time.process_time()
     assert certificate.check_logits(tmp_path / "images.npy", content, proved, 1, lambda topic, message: None) == 0
