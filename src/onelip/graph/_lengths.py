@@ -125,17 +125,20 @@ def _only_in_sizes(node: FxNode) -> bool:
 def _keeps_uniform(node: FxNode) -> bool:
     target: Any = node.target
     name = _name(target)
-    if "scatter" in name and _axis(node) == 0:
-        return False
+    if "scatter" in name and _argument(node, "dim") % node.meta["val"].dim() == 0:
+        return name == "slice_scatter" and is_whole(*(_argument(node, part) for part in ("start", "end", "step")))
     is_pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return is_pointwise or name in _KEEP or reads_shape_only(target)
 
 
-def _axis(node: FxNode) -> int:
-    """The axis that an operation works along, 0 if it has none."""
+def is_whole(start: Any, end: Any, step: Any) -> bool:
+    """Whether a slice is everything, however long the axis is."""
+    return start in (None, 0) and (end is None or (isinstance(end, int) and end >= 2**62)) and step == 1
+
+
+def _argument(node: FxNode, name: str) -> Any:
     target: Any = node.target
     for place, argument in enumerate(target._schema.arguments):
-        if argument.name == "dim":
-            given: Any = node.args[place] if place < len(node.args) else node.kwargs.get("dim", argument.default_value)
-            return given % node.meta["val"].dim()
-    return 0
+        if argument.name == name:
+            return node.args[place] if place < len(node.args) else node.kwargs.get(name, argument.default_value)
+    raise KeyError(f"{target} has no argument {name!r}")
