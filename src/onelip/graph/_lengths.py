@@ -57,8 +57,17 @@ def reads_shape_only(target: Any) -> bool:
 
 
 def is_random(target: Any) -> bool:
-    """Random numbers are no constants: such an operation stays a call, which has no rule."""
+    """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def is_known_function(target: Any) -> bool:
+    """Whether an operation always gives the same result for the same operands.
+
+    Random numbers, and operations that others have defined, are no constants: they stay calls, which have no rule.
+    """
+    is_own = not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "onelip")
+    return is_own and not is_random(target)
 
 
 def keeps_batch(value: Any, length: torch.SymInt) -> bool:
@@ -89,7 +98,7 @@ def find_use_of_length(nodes: Iterable[FxNode], input: FxNode) -> FxNode | None:
         if any(isinstance(operand.meta.get("val"), NUMBERS) for operand in operands) and not _only_in_sizes(node):
             return node
         with_uniform = any(operand in uniform for operand in operands)
-        by_value = is_random(node.target) or any(operand in depends for operand in operands)
+        by_value = not is_known_function(node.target) or any(operand in depends for operand in operands)
         if by_value and not reads_shape_only(node.target):
             depends.add(node)
             if with_uniform and not (_keeps_uniform(node) or _name(node.target) in _PAIR):
@@ -102,7 +111,10 @@ def find_use_of_length(nodes: Iterable[FxNode], input: FxNode) -> FxNode | None:
 
 
 def _name(target: Any) -> str:
-    return str(target).split(".")[1] if str(target).count(".") == 2 else getattr(target, "__name__", "")
+    """The name of an operation of ATen without its overload, or of a Python function; "" for others."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._opname if target.namespace == "aten" else ""
+    return getattr(target, "__name__", "")
 
 
 def _has_length(value: Any) -> bool:
