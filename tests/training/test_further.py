@@ -5,6 +5,7 @@ import json
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from _runs import SMALL, SMALL_FLAGS, call
@@ -71,6 +72,13 @@ def test_weights_of_another_network_are_refused(capsys, tmp_path):
     assert code == 2
     assert "do not fit this network" in err
     assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+    images, labels = torch.zeros(4, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    np.savez(tmp_path / "two.npz", images=images, labels=labels)
+    code, _, err = call(capsys, "train", *flags, "--data", tmp_path / "two.npz")
+    assert (code, "that run has 10 classes, and two has 2" in err) == (2, True)
+    code, _, err = call(capsys, "train", *flags, "--image-size", "6")
+    assert (code, "images of 1x8x8 pixels, and digits of 1x6x6; --image-size 8x8" in err) == (2, True)
     assert not (tmp_path / "run").exists()
     assert call(capsys, "train", "--start-from", tmp_path / "none", "--out", tmp_path / "run")[0] == 2
     code, _, err = call(capsys, "train", *flags, "--preset", "paper")
