@@ -197,13 +197,19 @@ def test_csv(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_services(tmp_path, monkeypatch, name):
+def test_services(tmp_path, monkeypatch, capsys, name):
     """The calls, with a package that records them; the packages themselves are not installed for tests."""
     calls = []
+
+    def init(**settings):
+        print("a message of the package")
+        calls.append(settings)
+
     module = ModuleType(name)
     module.__spec__ = SimpleNamespace()  # what find_spec looks for
-    run = SimpleNamespace(log=lambda numbers, step: calls.append((step, numbers)), finish=lambda: calls.append("end"))
-    module.init = lambda **settings: (calls.append(settings), run)[1]
+    module.init = init
+    module.log = lambda numbers, step: calls.append((step, numbers))
+    module.finish = lambda: calls.append("end")
     monkeypatch.setitem(sys.modules, name, module)
     recipe = SMALL.replace(epochs=2)
     train(recipe, tmp_path / "run", log=[name])
@@ -211,10 +217,20 @@ def test_services(tmp_path, monkeypatch, name):
     assert settings["config"]["epochs"] == 2
     assert settings["resume"] == "allow"
     assert (first[0], second[0], end) == (1, 2, "end")
+    assert "step" not in second[1]  # which trackio reserves
+    assert "message" not in capsys.readouterr().out
     assert second[1]["accuracy"] == read_log(RunDirectory(tmp_path / "run"))[1]["accuracy"]
     train(recipe, tmp_path / "run", resume=True, log=[name])
     key = "id" if name == "wandb" else "name"
     assert calls[4][key] == settings[key]
+
+    def refuse(**settings):
+        raise ValueError("no API key\nand more")
+
+    module.init = refuse
+    with pytest.raises(RunError, match=f"--log {name} failed: no API key$"):
+        train(recipe, tmp_path / "new", log=[name])
+    assert not (tmp_path / "new").exists()
 
 
 def test_missing_packages_and_unknown_logs_leave_nothing(capsys, tmp_path, monkeypatch):
