@@ -15,7 +15,7 @@ from onelip.core.errors import NoRun, PathTaken, RecipeError
 from onelip.core.rounding import rounded_up
 from onelip.data import load_data
 from onelip.report import gather, write_report
-from onelip.report.paper import paper_results
+from onelip.report.page import paper_results
 
 FIGURES = (
     "Certified accuracy by radius",

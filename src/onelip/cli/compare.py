@@ -64,8 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     out = command.out or Path("runs", name)
 
     from onelip.compare.plan import Plan
-    from onelip.compare.run import compare
-    from onelip.compare.tables import comparison_tables, failures
+    from onelip.compare.run import compare, comparison_tables, failures
     from onelip.training.display import Display
 
     plan = Plan.make(command.methods, budget=command.budget, recipe=recipe)

@@ -312,7 +312,13 @@ class Trainer:
         """Continue from the checkpoint."""
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         self.position, states = self.process.run_on_all(
-            load_checkpoint, path, self.model, optimizer, self.data.fingerprint, self.learner.average
+            load_checkpoint,
+            path,
+            self.model,
+            optimizer,
+            self.data.fingerprint,
+            self.learner.average,
+            self.learner.rescaling,
         )
         self.generator.set_state(states["data"])
         torch.set_rng_state(states["torch"])
@@ -335,8 +341,8 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.process.device)
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         try:
-            average = self.learner.average
-            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, average)
+            extras = self.learner.average, self.learner.rescaling
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, *extras)
         except Diverged as error:
             raise self.diverged(str(error)) from error
 
