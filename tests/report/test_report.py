@@ -11,7 +11,7 @@ from _browser import browser, needs_chromium
 from _runs import SMALL, call
 
 import onelip
-from onelip.core.errors import NoRun, PathTaken, RecipeError
+from onelip.core.errors import NoRun, PathTaken, RecipeError, RunError
 from onelip.core.rounding import rounded_up
 from onelip.data import load_data
 from onelip.report import gather, write_report
@@ -222,11 +222,49 @@ def test_without_matplotlib_the_page_has_tables(run, tmp_path, monkeypatch):
 
 
 def test_time_is_bounded(run, tmp_path, quick):
-    write_report([run], tmp_path / "page.html", seconds=0.0)
+    missing, _ = write_report([run], tmp_path / "page.html", seconds=0.0)
     page = (tmp_path / "page.html").read_text()
-    assert "Proved: of 250 test images" in page  # the first part
+    assert "Proved: of 50 test images" in page  # the first part
     assert "an attack on 4 images" in page
-    assert "The first 250 test images." in page
+    assert "The first 50 test images." in page
+    (line,) = missing  # all layers but the smallest
+    assert "singular values of " in line
+    assert "use a larger --seconds" in line
+
+
+def test_parts_without_a_result_are_given_up(run, tmp_path, monkeypatch, quick):
+    """A large network: its proof and one attack take longer than the limit."""
+    monkeypatch.setattr(gather, "_LEAST", -1.0)
+    page, missing = write([run], tmp_path / "page.html", seconds=-1.0)
+    given_up = {line.split(":")[1].strip(): line for line in missing}
+    assert "or onelip audit RUN" in given_up["proved constants"]
+    assert "or onelip certify RUN" in given_up["certified radii"]
+    assert "Stated by the training" in page
+
+    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command))
+    missing, _ = write_report([run], tmp_path / "attack.html", attack_images=4)
+    assert ["onelip attack RUN" in line for line in missing] == [True]
+
+
+def gather_limit(command):
+    """No limit, except for the attack."""
+
+    class Limit:
+        def check(self, *_):
+            if "attack" in command:
+                raise RunError(f"not finished; use {command}")
+
+    return Limit()
+
+
+def test_a_run_of_one_epoch_has_no_training_curve(run, tmp_path, quick):
+    shorter = copy_of(run, tmp_path / "short")
+    lines = (shorter / "log.jsonl").read_text().splitlines()
+    assert len(lines) > 1
+    (shorter / "log.jsonl").write_text(lines[0] + "\n")
+    page, _ = write([shorter], tmp_path / "page.html")
+    assert "<h3>Training</h3>" not in page
+    assert "AOL" in page.split("</header>")[0]  # the method, below the title
 
 
 def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys, quick):
