@@ -33,8 +33,7 @@ from onelip.methods.registry import METHODS
 from onelip.training.build import build_model
 from onelip.training.distributed import Process
 from onelip.training.evaluation import evaluate, find_constants
-from onelip.training.learner import Learner, make_batches
-from onelip.training.optimizer import learning_rate
+from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.recipe import Recipe, recipe_for_budget
 
 BASE = recipe_for_budget(20).replace(epochs=1, bf16=True, threads=1)

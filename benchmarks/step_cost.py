@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onelip
-from onelip.training.optimizer import training_weights
+from onelip.training.learner import training_weights
 
 STEPS = 8  # of each candidate in a round
 NETWORKS = ("aol-fc:250", "aol-fast-medium:250", "aol-small:250", "aol-small:32")

@@ -11,7 +11,7 @@ from _harness import RESULTS
 
 from onelip.core.paper import paper
 from onelip.core.rounding import rounded_up
-from onelip.methods.registry import METHODS
+from onelip.methods.describe import by_year
 
 # Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.
 _SMALL = next(row["values"] for row in paper()["tables"]["table-3"]["rows"] if row["name"] == "AOL-Small")
@@ -134,7 +134,7 @@ def measured() -> str:
     apart = {row["method"]: row["train - eval"] for row in read("train_eval")["rows"]}
     trained = {row["method"]: row for row in read("compare_digits")["rows"]}
     rows = []
-    for name in METHODS:
+    for name in [method.name for method in by_year()]:
         row = trained.get(name, {"status": "missing"})
         if row["status"] != "done":
             continue

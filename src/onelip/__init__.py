@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         register_loss as register_loss,
     )
     from onelip.methods.constrain import constrain as constrain
-    from onelip.methods.norms.projection import project as project, project_after as project_after
+    from onelip.methods.projections import project as project, project_after as project_after
     from onelip.methods.registry import list_methods as list_methods, register_method as register_method
     from onelip.models import create_model as create_model, list_models as list_models, register_model as register_model
     from onelip.nn.aol import AOL as AOL, aol as aol

@@ -20,8 +20,8 @@ from onelip.core.errors import ProofError
 from onelip.core.rounding import UNIT, up
 from onelip.graph.kinds import State, propagate
 from onelip.graph.lowering import lower
-from onelip.methods.residual import cpl, sll
-from onelip.methods.residual.potential import ConvexPotential
+from onelip.methods import cpl, sll
+from onelip.methods.residual import ConvexPotential
 
 DOUBLE = {"dtype": torch.float64}
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -179,7 +179,7 @@ def deep(method, mode, count=2, **options):
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("mode", ["zeros", "circular"])
-@pytest.mark.parametrize("method", [sll.sll, cpl.cpl])
+@pytest.mark.parametrize("method", [sll, cpl])
 def test_certified_with_the_constant_one_and_checked(method, mode, exact, tmp_path):
     model, images = deep(method, mode, hidden=3), images_of((2, 4, 4), 3)
     plain = onelip.bake(model).double().eval()
@@ -203,7 +203,7 @@ def test_certified_with_the_constant_one_and_checked(method, mode, exact, tmp_pa
 
 
 def test_another_constant_is_a_node_after_it():
-    model = network(onelip.bake(sll.sll(nn.Conv2d(2, 2, 3, padding=2, dilation=2), hidden=4, lipschitz=0.3)), (2, 4, 4))
+    model = network(onelip.bake(sll(nn.Conv2d(2, 2, 3, padding=2, dilation=2), hidden=4, lipschitz=0.3)), (2, 4, 4))
     program = lower(model, (2, 4, 4))
     assert [node.kind for node in program.nodes] == ["input", "potential", "scale", "join", "affine"]
     states = check(program, images_of((2, 4, 4)).numpy())
@@ -212,7 +212,7 @@ def test_another_constant_is_a_node_after_it():
 
 def test_a_norm_that_is_not_one_is_counted():
     """The node has the constant of the stored V."""
-    plain = onelip.bake(deep(sll.sll, "zeros")).double().eval()
+    plain = onelip.bake(deep(sll, "zeros")).double().eval()
     with torch.no_grad():
         plain[0].weight.mul_(2)
     state = onelip.prove(plain, (2, 4, 4)).states[1]
@@ -255,7 +255,7 @@ def test_both_convolutions_are_asked_for_their_backend(monkeypatch):
 
 
 def wide(channels, count=2):
-    blocks = [cpl.cpl(nn.Conv2d(channels, channels, 3, padding=1)) for _ in range(count)]
+    blocks = [cpl(nn.Conv2d(channels, channels, 3, padding=1)) for _ in range(count)]
     last = onelip.nn.AOLLinear(16 * channels, 3)
     return nn.Sequential(nn.Conv2d(1, channels, 1), *blocks, nn.Flatten(), last).eval()
 

@@ -279,7 +279,7 @@ TRUE = {
         scaled(1.0, 10.0), type("Cast", (nn.Module,), {"forward": lambda s, x: x.float()})()
     ),
     "normalised": nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)),
-    "constant": type("Constant", (nn.Module,), {"forward": lambda s, x: torch.ones(len(x), 3)})(),
+    "constant": type("Constant", (nn.Module,), {"forward": lambda s, x: torch.ones(x.shape[0], 3)})(),
     "identity": nn.Identity(),
     "sorted": nn.Sequential(scaled(1.0), onelip.nn.MaxMin(), onelip.nn.GroupSort(3), onelip.nn.Abs()),
 }

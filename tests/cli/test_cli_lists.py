@@ -7,12 +7,11 @@ import pytest
 from _runs import call, onelip
 
 from onelip.cli import methods as command
-from onelip.methods.describe import options_of
-from onelip.methods.method import Guarantee, Mechanism
-from onelip.methods.registry import METHODS
+from onelip.methods.describe import by_year, options_of
+from onelip.methods.registry import METHODS, Guarantee, Mechanism
 from onelip.models import describe_model, list_models
 
-METHOD_TEXTS = {name: method.title for name, method in METHODS.items()}
+METHOD_TEXTS = {method.name: method.title for method in by_year()}
 MODEL_TEXTS = {name: describe_model(name).title for name in list_models()}
 LISTS = [("methods", METHOD_TEXTS), ("models", MODEL_TEXTS)]
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.gram import spectrum
-from onelip.methods.residual.sll import sll
+from onelip.methods.residual import sll
 from onelip.testing import exact_jacobian
 
 

@@ -12,8 +12,7 @@ from torch import nn
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import LipschitzParametrization, attach
-from onelip.methods.method import Method
-from onelip.methods.registry import METHODS
+from onelip.methods.registry import METHODS, Method
 from onelip.nn.aol import AOL
 from onelip.testing import CHECKS, ContractViolation, check_contract, contract
 from onelip.testing.contract import NORM

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from onelip.methods.fourier import eco
+from onelip.methods import eco
 from onelip.methods.fourier.matrix_functions import _POWERS, _UNIT, skew_exponential
 
 
@@ -96,7 +96,7 @@ def test_differentiated_twice_and_by_transforms():
 
 def test_eco_trains_with_what_it_evaluates_with():
     """Wide layers train in float32, evaluation is in float64."""
-    layer = eco.eco(torch.nn.Conv2d(40, 40, 3, padding=1, padding_mode="circular"), input_size=6)
+    layer = eco(torch.nn.Conv2d(40, 40, 3, padding=1, padding_mode="circular"), input_size=6)
     x = torch.randn(2, 40, 6, 6)
     trained = layer.train()(x)
     assert trained.requires_grad

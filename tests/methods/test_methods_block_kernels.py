@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
-from onelip.methods.orthogonal import aoc, bcop
+from onelip.methods import aoc, bcop
 from onelip.methods.orthogonal.block_kernels import grown
 from onelip.methods.orthogonal.steps import bjorck_steps
 
@@ -31,7 +31,7 @@ def block_convolution(A, B):
 
 def test_bcop_is_the_block_convolution_of_its_paper():
     c = 4
-    layer = randomised(bcop.bcop(nn.Conv2d(c, c, 3, **DOUBLE), steps=40))
+    layer = randomised(bcop(nn.Conv2d(c, c, 3, **DOUBLE), steps=40))
     P = original_of(layer).detach()[0]
     H = bjorck_steps(P[:, :c].T[None], 40)[0]
     V = [bjorck_steps(P[:, c + 2 * i : c + 2 * i + 2][None], 40)[0] for i in range(4)]
@@ -45,19 +45,19 @@ def test_bcop_is_the_block_convolution_of_its_paper():
 
 
 ORTHOGONAL = [
-    (bcop.bcop, nn.Conv2d(4, 4, 3, padding=1, **CIRCULAR), (5, 6), None),
-    (bcop.bcop, nn.Conv2d(3, 5, 3, padding=1, **CIRCULAR), (4, 6), None),
-    (bcop.bcop, nn.Conv2d(5, 3, 3, padding=1, **CIRCULAR), (4, 6), None),
-    (bcop.bcop, nn.Conv2d(4, 4, 2, padding=1, **DOUBLE), (5, 4), None),
-    (bcop.bcop, nn.Conv1d(3, 3, 5, padding=4, **DOUBLE), (7,), None),
-    (bcop.bcop, nn.Conv3d(2, 2, (3, 2, 1), padding=(2, 1, 0), **DOUBLE), (3, 3, 2), None),
-    (bcop.bcop, nn.Conv2d(2, 8, 4, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
-    (aoc.aoc, nn.Conv2d(2, 8, 3, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
-    (aoc.aoc, nn.Conv2d(4, 8, 3, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
-    (aoc.aoc, nn.Conv1d(2, 9, 5, stride=2, padding=2, **CIRCULAR), (8,), 8),
-    (aoc.aoc, nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=2, **CIRCULAR), (6, 6), None),
-    (aoc.aoc, nn.ConvTranspose2d(8, 2, 3, stride=2, **DOUBLE), (3, 3), None),
-    (aoc.aoc, nn.ConvTranspose1d(6, 4, 5, stride=2, dilation=3, groups=2, **DOUBLE), (4,), None),
+    (bcop, nn.Conv2d(4, 4, 3, padding=1, **CIRCULAR), (5, 6), None),
+    (bcop, nn.Conv2d(3, 5, 3, padding=1, **CIRCULAR), (4, 6), None),
+    (bcop, nn.Conv2d(5, 3, 3, padding=1, **CIRCULAR), (4, 6), None),
+    (bcop, nn.Conv2d(4, 4, 2, padding=1, **DOUBLE), (5, 4), None),
+    (bcop, nn.Conv1d(3, 3, 5, padding=4, **DOUBLE), (7,), None),
+    (bcop, nn.Conv3d(2, 2, (3, 2, 1), padding=(2, 1, 0), **DOUBLE), (3, 3, 2), None),
+    (bcop, nn.Conv2d(2, 8, 4, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
+    (aoc, nn.Conv2d(2, 8, 3, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
+    (aoc, nn.Conv2d(4, 8, 3, stride=2, padding=1, **CIRCULAR), (6, 6), 6),
+    (aoc, nn.Conv1d(2, 9, 5, stride=2, padding=2, **CIRCULAR), (8,), 8),
+    (aoc, nn.Conv2d(4, 8, 3, padding=2, dilation=2, groups=2, **CIRCULAR), (6, 6), None),
+    (aoc, nn.ConvTranspose2d(8, 2, 3, stride=2, **DOUBLE), (3, 3), None),
+    (aoc, nn.ConvTranspose1d(6, 4, 5, stride=2, dilation=3, groups=2, **DOUBLE), (4,), None),
 ]
 
 
@@ -70,7 +70,7 @@ def test_every_singular_value_is_one(apply, layer, size, promised):
 
 
 def test_same_zero_padding_is_not_isometric_but_sound():
-    layer = randomised(bcop.bcop(nn.Conv2d(4, 4, 3, padding=1, **DOUBLE), steps=60))
+    layer = randomised(bcop(nn.Conv2d(4, 4, 3, padding=1, **DOUBLE), steps=60))
     found = values(layer, 6, 6)
     assert found.max() <= bound_by_construction(layer).constant
     assert found.min() < 0.5
@@ -91,7 +91,7 @@ def test_a_factor_needs_no_projection(size):
 
 
 def test_aoc_is_two_convolutions():
-    layer = randomised(aoc.aoc(nn.Conv2d(3, 8, 5, stride=2, padding=3, bias=False, **DOUBLE)))
+    layer = randomised(aoc(nn.Conv2d(3, 8, 5, stride=2, padding=3, bias=False, **DOUBLE)))
     P = original_of(layer).detach()
     R, Vs = find_parametrization(layer)._split(P)
     R = bjorck_steps(R, 12).reshape(8, 2, 2, 3).permute(0, 3, 1, 2)
@@ -104,7 +104,7 @@ def test_aoc_is_two_convolutions():
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("apply", [bcop.bcop, aoc.aoc])
+@pytest.mark.parametrize("apply", [bcop, aoc])
 def test_starts_as_one_matrix_in_the_middle(apply):
     layer = nn.Conv2d(5, 5, (3, 5), padding=(1, 2), **DOUBLE)
     U, _, Vh = torch.linalg.svd(layer.weight.detach().sum((2, 3)))
@@ -125,15 +125,15 @@ def test_strided_layers_keep_an_orthogonal_weight_in_their_middle(size):
     weight = torch.zeros_like(layer.weight)
     middle = slice((size - 2) // 2, (size + 2) // 2)
     weight[:, :, middle, middle] = torch.linalg.qr(randn(8, 8)).Q.reshape(8, 2, 2, 2)
-    aoc.aoc(layer)
+    aoc(layer)
     layer.weight = weight
     torch.testing.assert_close(layer.weight, weight, rtol=0, atol=1e-12)
 
 
 def test_refusals_of_block_kernels():
     with pytest.raises(UnsupportedLayer, match=r"multiple of the stride, got kernel size \(3, 3\).*use aoc"):
-        bcop.bcop(nn.Conv2d(4, 4, 3, stride=2))
-    for apply in (bcop.bcop, aoc.aoc):
+        bcop(nn.Conv2d(4, 4, 3, stride=2))
+    for apply in (bcop, aoc):
         with pytest.raises(UnsupportedLayer, match="expected at least 2 channels"):
             apply(nn.Conv2d(1, 1, 3))
         with pytest.raises(UnsupportedLayer, match="at least 2 channels"):
@@ -142,14 +142,14 @@ def test_refusals_of_block_kernels():
             apply(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
         apply(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="expected a weight of shape"):
-        find_parametrization(bcop.bcop(nn.Conv2d(4, 4, 3))).right_inverse(torch.zeros(4, 4))
+        find_parametrization(bcop(nn.Conv2d(4, 4, 3))).right_inverse(torch.zeros(4, 4))
 
 
 def test_cutting_taps_off_would_be_wrong():
     """Why BCOP refuses kernel 3 with stride 2: a kernel of size 4 without its last taps can have a norm above 1."""
     worst = 0.0
     for _ in range(20):
-        layer = randomised(bcop.bcop(nn.Conv1d(2, 2, 4, stride=2, bias=False, **DOUBLE), steps=40))
+        layer = randomised(bcop(nn.Conv1d(2, 2, 4, stride=2, bias=False, **DOUBLE), steps=40))
         cut = nn.Conv1d(2, 2, 3, stride=2, bias=False, **DOUBLE)
         with torch.no_grad():
             cut.weight.copy_(layer.weight[..., :3])

@@ -12,15 +12,14 @@ from onelip.bounds import bound_weight
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.parametrization import find_parametrization, original_of
-from onelip.methods.fourier import sandwich
+from onelip.methods import LinearResidual, cpl, liresnet, sandwich, sll
 from onelip.methods.registry import METHODS as METHODS_BY_NAME
-from onelip.methods.residual import cpl, liresnet, sll
-from onelip.methods.residual.potential import ConvexPotential
+from onelip.methods.residual import ConvexPotential
 from onelip.models import create_model
 from onelip.testing.norms import exact_norm
 
-METHODS = [module.METHOD for module in (sll, cpl, sandwich, liresnet)]
-RESIDUAL = [sll.sll, cpl.cpl]
+METHODS = [METHODS_BY_NAME[name] for name in ("sll", "cpl", "sandwich", "liresnet")]
+RESIDUAL = [sll, cpl]
 DOUBLE = {"dtype": torch.float64}
 
 
@@ -41,7 +40,7 @@ def jacobian(layer, x):
 
 
 def test_sll_is_the_published_layer():
-    layer = sll.sll(nn.Linear(3, 3, **DOUBLE), hidden=5)
+    layer = sll(nn.Linear(3, 3, **DOUBLE), hidden=5)
     found, W, b = find_parametrization(layer), original_of(layer), layer.bias
     with torch.no_grad():
         W.normal_()
@@ -54,7 +53,7 @@ def test_sll_is_the_published_layer():
 
 
 def test_the_weights_q_act_also_on_convolutions():
-    layer = sll.sll(nn.Conv2d(3, 3, 3, padding=1, **DOUBLE))
+    layer = sll(nn.Conv2d(3, 3, 3, padding=1, **DOUBLE))
     before = layer.weight.detach()
     with torch.no_grad():
         find_parametrization(layer).log_q[0, 0] = 2.0
@@ -64,7 +63,7 @@ def test_the_weights_q_act_also_on_convolutions():
 
 
 def test_cpl_is_the_published_layer_where_the_bound_is_the_norm():
-    layer = cpl.cpl(nn.Linear(4, 4, **DOUBLE)).eval()
+    layer = cpl(nn.Linear(4, 4, **DOUBLE)).eval()
     W, x = original_of(layer), randn(3, 4)
     sigma = torch.linalg.matrix_norm(W, 2)
     published = x - 2 / sigma**2 * F.relu(x @ W.T + layer.bias * sigma) @ W
@@ -111,7 +110,7 @@ def test_the_bound_is_attained():
 
 
 def test_what_is_not_proved_is_not_stated():
-    block = sll.sll(nn.Linear(2, 2))
+    block = sll(nn.Linear(2, 2))
     nn.utils.parametrize.register_parametrization(block, "weight", nn.Identity())
     assert block.lipschitz_constant is None
     assert block.bound().why == "no parametrization that bounds its weight"
@@ -126,7 +125,7 @@ def test_what_is_not_proved_is_not_stated():
 
 
 def test_sandwich_is_the_published_formula():
-    layer = sandwich.sandwich(nn.Linear(4, 3, **DOUBLE), lipschitz=2.0)
+    layer = sandwich(nn.Linear(4, 3, **DOUBLE), lipschitz=2.0)
     P, x = layer.weight.detach(), randn(5, 4)
     A, B = P[:, :3], P[:, 3:]
     torch.testing.assert_close(A @ A.T + B @ B.T, torch.eye(3, **DOUBLE))
@@ -139,9 +138,7 @@ def test_sandwich_is_the_published_formula():
 
 @pytest.mark.parametrize("size", [(4, 4), (3, 5)])
 def test_sandwich_convolutions_are_two_convolutions_with_relu_between(size):
-    layer = sandwich.sandwich(
-        nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular", **DOUBLE), input_size=size, hidden=4
-    ).eval()
+    layer = sandwich(nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular", **DOUBLE), input_size=size, hidden=4).eval()
     assert layer(randn(2, 3, *size)).shape == (2, 2, *size)
     for scale in (0.1, 10.0):
         norm = torch.linalg.matrix_norm(jacobian(layer, scale * randn(1, 3, *size)), 2)
@@ -155,7 +152,7 @@ def test_sandwich_convolutions_are_two_convolutions_with_relu_between(size):
 
 
 def test_the_bound_of_sandwich_is_attained():
-    layer = parametrize.remove_parametrizations(sandwich.sandwich(nn.Linear(1, 1, bias=False, **DOUBLE)), "weight")
+    layer = parametrize.remove_parametrizations(sandwich(nn.Linear(1, 1, bias=False, **DOUBLE)), "weight")
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, 2.0]]))  # c^2 = 8, and 2 A B = 8
     assert float(jacobian(layer, torch.ones(1, 1, **DOUBLE))) == pytest.approx(8.0, rel=1e-15)
@@ -164,12 +161,12 @@ def test_the_bound_of_sandwich_is_attained():
 
 def test_sandwich_refuses():
     with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
-        sandwich.sandwich(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
+        sandwich(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
     with pytest.raises(UnsupportedLayer, match="groups=1"):
-        sandwich.sandwich(nn.Conv2d(2, 2, 1, groups=2))
+        sandwich(nn.Conv2d(2, 2, 1, groups=2))
     with pytest.raises(ValueError, match="from 1 to 5, got 6"):
-        sandwich.sandwich(nn.Linear(3, 2), hidden=6)
-    layer = sandwich.sandwich(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), input_size=4)
+        sandwich(nn.Linear(3, 2), hidden=6)
+    layer = sandwich(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), input_size=4)
     with pytest.raises(ValueError, match=r"expected an input with 2 channels and spatial size \(4, 4\)"):
         layer(torch.zeros(1, 2, 5, 4))
 
@@ -180,7 +177,7 @@ def test_sandwich_refuses():
 @pytest.mark.parametrize("groups", [1, 2])
 def test_liresnet_is_a_residual_layer_in_one_kernel(groups):
     settings = {"padding": 1, "groups": groups, "bias": False, **DOUBLE}
-    layer = liresnet.liresnet(nn.Conv2d(4, 4, 3, **settings), depth=9, input_size=5)
+    layer = liresnet(nn.Conv2d(4, 4, 3, **settings), depth=9, input_size=5)
     found, K, x = find_parametrization(layer), original_of(layer), randn(2, 4, 5, 5)
     with torch.no_grad():
         found.gamma.fill_(1.5)
@@ -196,14 +193,14 @@ def test_liresnet_follows_the_norm_of_the_whole_kernel():
     plain = nn.Conv2d(3, 3, 3, padding=1, **DOUBLE)
     with torch.no_grad():
         plain.weight.abs_()  # one singular value far above the rest
-    layer = liresnet.liresnet(plain, iterations=30, input_size=6)
+    layer = liresnet(plain, iterations=30, input_size=6)
     estimate = find_parametrization(layer).estimated_constant(original_of(layer))
     assert float(estimate.detach()) == pytest.approx(exact_norm(layer, (3, 6, 6)), rel=1e-6)
     assert find_parametrization(layer).constant_in(torch.float64) is None
-    other = liresnet.liresnet(nn.Conv2d(3, 4, 3, padding=1))
-    assert not isinstance(find_parametrization(other), liresnet.LinearResidual)
+    other = liresnet(nn.Conv2d(3, 4, 3, padding=1))
+    assert not isinstance(find_parametrization(other), LinearResidual)
     with pytest.raises(ValueError, match="expected depth"):
-        liresnet.liresnet(nn.Conv2d(3, 3, 3, padding=1), depth=0)
+        liresnet(nn.Conv2d(3, 3, 3, padding=1), depth=0)
 
 
 # ---- refusals, and whole networks
@@ -240,8 +237,8 @@ def test_refusals(apply, layer, words):
 
 def test_wrong_options_and_inputs():
     with pytest.raises(ValueError, match="multiple of the number of groups, 2, got 3"):
-        sll.sll(nn.Conv2d(4, 4, 1, groups=2), hidden=3)
+        sll(nn.Conv2d(4, 4, 1, groups=2), hidden=3)
     with pytest.raises(ValueError, match="positive number"):
-        sll.sll(nn.Linear(2, 2), lipschitz=-1.0)
+        sll(nn.Linear(2, 2), lipschitz=-1.0)
     with pytest.raises(ValueError, match=r"expected an input \(batch, 2, 2 spatial axes\)"):
-        sll.sll(nn.Conv2d(2, 2, 3, padding=1))(torch.zeros(1, 3, 4, 4))
+        sll(nn.Conv2d(2, 2, 3, padding=1))(torch.zeros(1, 3, 4, 4))

@@ -9,16 +9,16 @@ from torch import nn
 
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.parametrization import find_parametrization, original_of
-from onelip.methods.fourier import bro, cayley, eco, lot
-from onelip.methods.fourier.layer import replaced, stored_norm
-from onelip.methods.fourier.maps import OrthogonalMap, shrunk
+from onelip.methods import bro, cayley, eco, lot
+from onelip.methods.fourier import maps
+from onelip.methods.fourier.layer import OrthogonalMap, replaced, shrunk, stored_norm
 from onelip.methods.registry import METHODS as METHODS_BY_NAME
 from onelip.models import create_model
 from onelip.testing import contract
 from onelip.testing.layers import WEIGHTS, LayerCase
 from onelip.testing.norms import exact_jacobian
 
-METHODS = [module.METHOD for module in (cayley, bro, lot, eco)]
+METHODS = [METHODS_BY_NAME[name] for name in ("cayley", "bro", "lot", "eco")]
 DOUBLE = {"dtype": torch.float64}
 
 
@@ -89,12 +89,12 @@ def test_it_is_the_convolution_where_nothing_is_made_orthogonal(size, kernel, di
 
 def test_one_and_three_dimensions():
     for kind, size in ((nn.Conv1d, (7,)), (nn.Conv3d, (3, 4, 3))):
-        layer = cayley.cayley(kind(2, 2, 3, padding=1, padding_mode="circular", **DOUBLE), input_size=size)
+        layer = cayley(kind(2, 2, 3, padding=1, padding_mode="circular", **DOUBLE), input_size=size)
         torch.testing.assert_close(values(layer, 2, *size), torch.ones(2 * math.prod(size), **DOUBLE))
 
 
 def test_the_bound_of_stored_matrices_holds_for_any_matrices():
-    layer = cayley.cayley(circular(2, 3, 3, bias=False), input_size=(4, 5))
+    layer = cayley(circular(2, 3, 3, bias=False), input_size=(4, 5))
     nn.utils.parametrize.remove_parametrizations(layer, "weight")
     with torch.no_grad():
         layer.weight.normal_()  # no mirror symmetry any more
@@ -121,13 +121,13 @@ def test_what_a_solver_adds_is_divided_out():
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 3), (2, 4), (4, 2), (1, 1)])
 @pytest.mark.parametrize("size", [(4, 4), (5, 3)])
 def test_cayley_convolutions_are_orthogonal(inputs, outputs, size):
-    layer = cayley.cayley(circular(inputs, outputs, 3), input_size=size)
+    layer = cayley(circular(inputs, outputs, 3), input_size=size)
     ones = torch.ones(min(inputs, outputs) * math.prod(size), **DOUBLE)
     torch.testing.assert_close(values(layer, inputs, *size), ones)
 
 
 def test_cayley_is_the_published_formula():
-    layer = cayley.cayley(nn.Linear(3, 5, **DOUBLE))
+    layer = cayley(nn.Linear(3, 5, **DOUBLE))
     with torch.no_grad():
         find_parametrization(layer).orthogonal.alpha.fill_(2.0)
     M = original_of(layer)[0].detach()
@@ -139,13 +139,13 @@ def test_cayley_is_the_published_formula():
 
 
 def test_alpha_is_a_parameter_before_the_first_input_and_is_trained():
-    layer = cayley.cayley(circular(2, 2, 3), input_size=4)
+    layer = cayley(circular(2, 2, 3), input_size=4)
     names = [name for name, _ in layer.named_parameters()]
     assert "parametrizations.weight.0.orthogonal.alpha" in names
     torch.testing.assert_close(find_parametrization(layer).orthogonal.alpha, original_of(layer).norm()[None])
     layer(randn(1, 2, 4, 4))[..., 0].sum().backward()
     assert float(find_parametrization(layer).orthogonal.alpha.grad.abs().max()) > 0
-    other = cayley.cayley(circular(2, 2, 3), input_size=4)
+    other = cayley(circular(2, 2, 3), input_size=4)
     other.load_state_dict(layer.state_dict())  # before it has seen an input
     x = randn(1, 2, 4, 4)
     assert torch.equal(other(x), layer(x))
@@ -155,7 +155,7 @@ def test_alpha_is_a_parameter_before_the_first_input_and_is_trained():
 
 
 def test_bro_is_the_published_formula():
-    layer = bro.bro(nn.Linear(5, 5, **DOUBLE), rank=3, relative=1e-2)
+    layer = bro(nn.Linear(5, 5, **DOUBLE), rank=3, relative=1e-2)
     V = original_of(layer)[0].detach()
     assert V.shape == (5, 3)
     S = V.T @ V
@@ -165,7 +165,7 @@ def test_bro_is_the_published_formula():
 
 @pytest.mark.parametrize("mode", ["circular", "zeros"])
 def test_bro_and_lot_with_either_padding(mode):
-    for apply in (bro.bro, lot.lot):
+    for apply in (bro, lot):
         layer = apply(nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode, **DOUBLE), input_size=(4, 3)).eval()
         found = values(layer, 4, 4, 3)
         assert float(found.max()) <= layer.lipschitz_constant
@@ -173,7 +173,7 @@ def test_bro_and_lot_with_either_padding(mode):
 
 
 def test_bro_keeps_its_sign_where_v_is_nothing_and_fewer_channels():
-    layer = bro.bro(nn.Linear(4, 2, **DOUBLE))
+    layer = bro(nn.Linear(4, 2, **DOUBLE))
     with torch.no_grad():
         original_of(layer).zero_()
     assert torch.equal(layer.weight, torch.eye(4, **DOUBLE)[:2])
@@ -189,10 +189,10 @@ def test_derivatives_of_the_reflection(dtype, relative):
     for V in (torch.randn(2, 4, 3, dtype=dtype), torch.zeros(1, 4, 3, dtype=dtype), low_rank(4, 2, 0.1, dtype)):
         V.requires_grad_()
         if bool(V.any()):  # where nothing is there, W is I, and all around it something else
-            assert torch.autograd.gradcheck(lambda V: bro._Reflection.apply(V, relative), V)
-            assert torch.autograd.gradgradcheck(lambda V: bro._Reflection.apply(V, relative), V)
+            assert torch.autograd.gradcheck(lambda V: maps._Reflection.apply(V, relative), V)
+            assert torch.autograd.gradgradcheck(lambda V: maps._Reflection.apply(V, relative), V)
         else:
-            bro._Reflection.apply(V, relative)[0, 0].abs().sum().backward()
+            maps._Reflection.apply(V, relative)[0, 0].abs().sum().backward()
             assert not V.grad.any()
 
 
@@ -202,14 +202,14 @@ def test_bro_in_float32_is_what_it_is_in_float64(relative, noise):
     """Nearly dependent columns: float32 would be wrong by tens of per cent, without an error."""
     V = low_rank(128, 64, noise).requires_grad_()
     exact = V.detach().double().requires_grad_()
-    W, wanted = bro._Reflection.apply(V, relative), bro._reflected(exact, relative)[0]
+    W, wanted = maps._Reflection.apply(V, relative), maps._reflected(exact, relative)[0]
     torch.testing.assert_close(W.double(), wanted, rtol=0, atol=2e-3)
     assert torch.linalg.matrix_norm(W, 2) <= 1 + 1e-3
     weights = torch.randn(128, 128)
     (W * weights).sum().backward()
     (wanted * weights.double()).sum().backward()
     assert float((V.grad - exact.grad).norm() / exact.grad.norm()) < 0.02
-    layer = bro.bro(nn.Linear(128, 128), rank=64, relative=relative).train()
+    layer = bro(nn.Linear(128, 128), rank=64, relative=relative).train()
     with torch.no_grad():
         original_of(layer).copy_(V)
     jacobian = torch.func.jacrev(lambda bias: torch.func.functional_call(layer, {"bias": bias}, torch.ones(128)))
@@ -220,7 +220,7 @@ def test_bro_in_float32_is_what_it_is_in_float64(relative, noise):
 
 
 def test_lot_is_the_inverse_root_after_enough_steps():
-    layer = lot.lot(nn.Linear(6, 3, **DOUBLE), steps=40)
+    layer = lot(nn.Linear(6, 3, **DOUBLE), steps=40)
     V = original_of(layer)[0].detach()
     values_, vectors = torch.linalg.eigh(V @ V.T)
     torch.testing.assert_close(layer.weight, vectors @ torch.diag(values_.rsqrt()) @ vectors.T @ V)
@@ -228,11 +228,11 @@ def test_lot_is_the_inverse_root_after_enough_steps():
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_lot_is_sound_at_every_number_of_steps(steps):
-    layer = lot.lot(circular(3, 3, 3), input_size=(4, 5), steps=steps).eval()
+    layer = lot(circular(3, 3, 3), input_size=(4, 5), steps=steps).eval()
     with torch.no_grad():
         original_of(layer).exponential_()  # one large singular value
     assert float(values(layer, 3, 4, 5).max()) <= layer.lipschitz_constant <= 1 + 1e-10
-    dense = lot.lot(nn.Linear(8, 8, **DOUBLE), steps=steps)
+    dense = lot(nn.Linear(8, 8, **DOUBLE), steps=steps)
     with torch.no_grad():
         original_of(dense).fill_(1)  # all of it in one singular value
     assert 0.7 < float(values(dense, 8).max()) <= find_parametrization(dense).constant_in(torch.float64)
@@ -243,7 +243,7 @@ def test_lot_is_sound_at_every_number_of_steps(steps):
 
 @pytest.mark.parametrize("size", [(6, 3), (9, 6)])
 def test_eco_is_a_dilated_circular_convolution_and_orthogonal(size):
-    layer = eco.eco(circular(2, 2, 3), input_size=size)
+    layer = eco(circular(2, 2, 3), input_size=size)
     torch.testing.assert_close(values(layer, 2, *size), torch.ones(2 * math.prod(size), **DOUBLE))
     dilation = tuple(n // 3 for n in size)
     x, unit = randn(1, 2, *size), torch.zeros(2, 2, *size, **DOUBLE)
@@ -261,13 +261,13 @@ def test_eco_is_a_dilated_circular_convolution_and_orthogonal(size):
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 7), (2, 4)])
 def test_eco_of_sizes_that_the_kernel_does_not_divide(size):
-    layer = eco.eco(circular(2, 2, 3), input_size=size).eval()
+    layer = eco(circular(2, 2, 3), input_size=size).eval()
     assert layer(randn(1, 2, *size)).shape == (1, 2, *size)
     assert 0.9 < float(values(layer, 2, *size).max()) <= layer.lipschitz_constant <= 1 + 1e-10
 
 
 def test_eco_of_even_kernels_and_other_channels():
-    layer = eco.eco(circular(2, 3, 2), input_size=4)
+    layer = eco(circular(2, 3, 2), input_size=4)
     torch.testing.assert_close(values(layer, 2, 4, 4), torch.ones(32, **DOUBLE))
 
 
@@ -373,6 +373,6 @@ def test_refusals(method, layer, options, words):
 
 def test_cayley_refuses_zero_padding_and_wrong_sizes():
     with pytest.raises(UnsupportedLayer, match="padding_mode='circular'"):
-        cayley.cayley(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
+        cayley(nn.Conv2d(2, 2, 3, padding=1), input_size=4)
     with pytest.raises(ValueError, match="input_size to be 1 or 2 integers"):
-        cayley.cayley(circular(2, 2, 3), input_size=(4, 0))
+        cayley(circular(2, 2, 3), input_size=(4, 0))

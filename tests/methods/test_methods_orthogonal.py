@@ -12,10 +12,9 @@ from torch import nn
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
-from onelip.methods.norms import last_layer
-from onelip.methods.orthogonal import aoc, bcop, bjorck, cholesky, oni, soc
+from onelip.methods import Bjorck, aoc, bcop, bjorck, cholesky, get_method, last_layer, oni, soc
 
-METHODS = [module.METHOD for module in (bjorck, oni, cholesky, bcop, aoc, soc, last_layer)]
+METHODS = [get_method(name) for name in ("bjorck", "oni", "cholesky", "bcop", "aoc", "soc", "lln")]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def _seed():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("lipschitz", [1.0, 1e-3, 7.0])
-@pytest.mark.parametrize("apply", [bjorck.bjorck, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+@pytest.mark.parametrize("apply", [bjorck, cholesky, bcop, aoc, soc])
 def test_stored_weights_never_exceed_the_stated_constant(apply, dtype, lipschitz):
     layer = apply(nn.Linear(24, 24, bias=False, dtype=dtype), lipschitz=lipschitz)
     assert torch.linalg.matrix_norm(layer.weight.double(), 2) <= bound_by_construction(layer).constant
@@ -41,19 +40,19 @@ def test_the_factor_of_reshaped_kernels_is_needed():
     """A constant kernel attains it: all of the norm 1 is used, and without the factor it would be 3."""
     layer = nn.Conv2d(1, 1, 3, padding=1, **CIRCULAR)
     nn.init.ones_(layer.weight)
-    bjorck.bjorck(layer)
+    bjorck(layer)
     torch.testing.assert_close(values(layer, 5, 5).max(), torch.tensor(1.0, **DOUBLE), rtol=0, atol=1e-14)
     assert "sqrt(9)" in find_parametrization(layer).describe()
 
 
 def test_reshaped_kernels_start_as_the_identity_divided_by_the_root_of_the_taps():
-    layer = bjorck.bjorck(nn.Conv2d(4, 4, 3, padding=1, bias=False, **CIRCULAR))
+    layer = bjorck(nn.Conv2d(4, 4, 3, padding=1, bias=False, **CIRCULAR))
     find_parametrization(layer).reset(original_of(layer))
     x = randn(1, 4, 5, 5)
     torch.testing.assert_close(layer(x), x / 3, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, aoc.aoc])
+@pytest.mark.parametrize("apply", [bjorck, oni, cholesky, aoc])
 @pytest.mark.parametrize(
     ("layer", "size"),
     [
@@ -75,12 +74,12 @@ def test_transposed_kernels_that_are_no_multiple_of_the_stride(apply, layer, siz
         assert values(layer, *size).max() <= bound_by_construction(layer).constant
 
 
-@pytest.mark.parametrize("apply", [bjorck.bjorck, oni.oni, cholesky.cholesky, bcop.bcop, aoc.aoc, soc.soc])
+@pytest.mark.parametrize("apply", [bjorck, oni, cholesky, bcop, aoc, soc])
 def test_windows_that_do_not_overlap_are_orthogonal(apply):
-    steps = {} if apply in (cholesky.cholesky, soc.soc) else {"steps": 40}
+    steps = {} if apply in (cholesky, soc) else {"steps": 40}
     layer = apply(nn.Conv2d(2, 8, 2, stride=2, **DOUBLE), **steps)
     found = values(randomised(layer), 4, 4)
-    room = {cholesky.cholesky: 0.2, soc.soc: 0.02}.get(apply, 1e-12)
+    room = {cholesky: 0.2, soc: 0.02}.get(apply, 1e-12)
     assert found.max() <= bound_by_construction(layer).constant
     assert found.min() > 1 - room
 
@@ -98,7 +97,7 @@ def test_oni_is_newtons_iteration():
     layer = nn.Linear(9, 4, **DOUBLE)
     with torch.no_grad():
         layer.weight.copy_(Z)
-    torch.testing.assert_close(oni.oni(layer).weight, B @ Z / size.sqrt(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(oni(layer).weight, B @ Z / size.sqrt(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (9, 4)])
@@ -112,7 +111,7 @@ def test_cholesky_is_its_formula(shape):
     layer = nn.Linear(shape[1], shape[0], **DOUBLE)
     with torch.no_grad():
         layer.weight.copy_(X)
-    W = cholesky.cholesky(layer, relative=1e-2).weight
+    W = cholesky(layer, relative=1e-2).weight
     W = W if shape[0] <= shape[1] else W.T
     torch.testing.assert_close(W, expected, rtol=0, atol=1e-13)
     inverse = torch.linalg.inv(C)
@@ -155,10 +154,10 @@ def test_pair_distances_are_rounded_up():
 
 
 def test_normalise_the_last_layer_of_a_model():
-    model = nn.Sequential(bjorck.bjorck(nn.Linear(4, 4)), nn.ReLU(), bjorck.bjorck(nn.Linear(4, 6)))
+    model = nn.Sequential(bjorck(nn.Linear(4, 4)), nn.ReLU(), bjorck(nn.Linear(4, 6)))
     assert last_layer.normalise_last_layer(model) is model
     assert isinstance(find_parametrization(model[2]), last_layer.UnitRows)
-    assert isinstance(find_parametrization(model[0]), bjorck.Bjorck)
+    assert isinstance(find_parametrization(model[0]), Bjorck)
     with pytest.raises(UnsupportedLayer, match="Linear layer at its end"):
         last_layer.normalise_last_layer(nn.Conv2d(1, 1, 1))
     with pytest.raises(UnsupportedLayer, match="last Linear layer"):
@@ -187,14 +186,14 @@ def test_models_without_memory_can_be_asked(method):
 @pytest.mark.parametrize(
     ("apply", "options", "message"),
     [
-        (bjorck.bjorck, {"steps": 0}, "steps to be an integer"),
-        (oni.oni, {"steps": True}, "steps to be an integer"),
-        (bcop.bcop, {"steps": 2.0}, "steps to be an integer"),
-        (cholesky.cholesky, {"relative": 0.0}, "relative to be a number"),
-        (cholesky.cholesky, {"relative": math.nan}, "relative to be a number"),
-        (soc.soc, {"terms": 0}, "terms to be an integer"),
-        (soc.soc, {"norm": math.inf}, "norm to be a number"),
-        (aoc.aoc, {"lipschitz": 0}, "lipschitz to be a positive number"),
+        (bjorck, {"steps": 0}, "steps to be an integer"),
+        (oni, {"steps": True}, "steps to be an integer"),
+        (bcop, {"steps": 2.0}, "steps to be an integer"),
+        (cholesky, {"relative": 0.0}, "relative to be a number"),
+        (cholesky, {"relative": math.nan}, "relative to be a number"),
+        (soc, {"terms": 0}, "terms to be an integer"),
+        (soc, {"norm": math.inf}, "norm to be a number"),
+        (aoc, {"lipschitz": 0}, "lipschitz to be a positive number"),
     ],
 )
 def test_wrong_options(apply, options, message):

@@ -10,10 +10,16 @@ import onelip
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_module
-from onelip.methods.norms.clipping import clipping, largest_not_above, schur_count
-from onelip.methods.norms.lcc import lcc, limit_batch_norm
-from onelip.methods.norms.parseval import parseval
-from onelip.methods.norms.projection import project, project_after
+from onelip.methods.projections import (
+    clipping,
+    largest_not_above,
+    lcc,
+    limit_batch_norm,
+    parseval,
+    project,
+    project_after,
+    schur_count,
+)
 from onelip.testing import exact_jacobian, exact_norm
 
 LAYERS = {

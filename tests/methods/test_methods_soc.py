@@ -10,8 +10,8 @@ from torch import nn
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.graph.exact import gain
-from onelip.methods.orthogonal import soc
-from onelip.methods.orthogonal.skew import exponential, skew_kernel, skew_norm_bound
+from onelip.methods import soc
+from onelip.methods.orthogonal.soc import exponential, skew_kernel, skew_norm_bound
 from onelip.testing.norms import exact_jacobian
 
 
@@ -52,7 +52,7 @@ SKEW = [
 @pytest.mark.parametrize(("layer", "size"), SKEW, ids=range(len(SKEW)))
 @pytest.mark.parametrize("terms", [4, 5, 12])
 def test_soc_is_the_series_of_a_skew_operator(layer, size, terms):
-    module = soc.soc(layer, terms=terms)
+    module = soc(layer, terms=terms)
     J = jacobian_of_kernel(module, *size)
     assert torch.equal(J, -J.T)
     assert torch.linalg.matrix_norm(J, 2) <= 2 + 1e-14
@@ -102,7 +102,7 @@ def test_skew_kernels_keep_their_norm_at_every_scale(scale, spread):
 
 def test_bound_of_a_stored_skew_kernel():
     for groups in (1, 3):
-        module = bake(soc.soc(nn.Conv2d(6, 6, 3, padding=1, groups=groups, padding_mode="circular")))
+        module = bake(soc(nn.Conv2d(6, 6, 3, padding=1, groups=groups, padding_mode="circular")))
         kernel = module.weight.detach().unflatten(0, (groups, -1))
         bound = skew_norm_bound(kernel)
         norm = float(torch.linalg.matrix_norm(jacobian_of_kernel(module, 6, 6), 2))
@@ -114,7 +114,7 @@ def test_bound_of_a_stored_skew_kernel():
 
 
 def test_a_baked_soc_bounds_what_is_stored():
-    module = bake(soc.soc(nn.Conv2d(4, 4, 3, padding=1)))
+    module = bake(soc(nn.Conv2d(4, 4, 3, padding=1)))
     assert module.lipschitz_constant == 1.0
     with torch.no_grad():
         module.weight.mul_(1.8)
@@ -139,7 +139,7 @@ def test_a_baked_soc_bounds_what_is_stored():
 )
 def test_soc_with_strides_and_other_channels(layer, size, shape):
     expected = layer(randn(1, layer.in_channels, *size)).shape
-    module = soc.soc(layer)
+    module = soc(layer)
     assert module(randn(1, layer.in_channels, *size)).shape == expected == (1, *shape)
     found = values(module, *size)
     assert found.max() <= 1.0
@@ -156,8 +156,8 @@ def test_refusals_of_soc():
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate"), "zero or circular padding"),
     ]:
         with pytest.raises(UnsupportedLayer, match=message):
-            soc.soc(layer)
-    module = soc.soc(nn.Conv2d(4, 4, 3, stride=2, padding=1))
+            soc(layer)
+    module = soc(nn.Conv2d(4, 4, 3, stride=2, padding=1))
     with pytest.raises(ValueError, match=r"multiple of the stride \(2, 2\), got \(5, 6\)"):
         module(torch.zeros(1, 4, 5, 6))
     with pytest.raises(ValueError, match="expected an input"):

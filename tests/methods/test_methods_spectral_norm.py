@@ -10,9 +10,15 @@ import onelip
 from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_module
-from onelip.methods.norms import power_iteration
-from onelip.methods.norms.power_iteration import Operator, estimated_norm, iterate, overlap_of_rows
-from onelip.methods.norms.spectral_norm import spectral_norm, spectral_norm_reshaped
+from onelip.methods import power_iteration
+from onelip.methods.power_iteration import (
+    Operator,
+    estimated_norm,
+    iterate,
+    overlap_of_rows,
+    spectral_norm,
+    spectral_norm_reshaped,
+)
 from onelip.testing import exact_norm
 
 CASES = {

@@ -15,15 +15,14 @@ from onelip.checker import check
 from onelip.core.errors import NonFiniteWeight
 from onelip.export import export_onnx
 from onelip.graph.modules import bound_chain, bound_stored, links
-from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
+from onelip.methods import bro, cayley, cpl, eco, lot, sandwich, sll
 from onelip.methods.fourier.frequencies import Period, frequencies, real_waves
 from onelip.methods.fourier.plain import plain_periodic, reflected
-from onelip.methods.residual import cpl, sll
-from onelip.methods.residual.potential import ConvexPotential
+from onelip.methods.residual import ConvexPotential
 
 DOUBLE = {"dtype": torch.float64}
-FOURIER = [cayley.cayley, lot.lot, bro.bro, eco.eco]
-BLOCKS = [sll.sll, cpl.cpl, sandwich.sandwich]
+FOURIER = [cayley, lot, bro, eco]
+BLOCKS = [sll, cpl, sandwich]
 
 
 @pytest.fixture(autouse=True)
@@ -108,14 +107,14 @@ def test_one_and_three_axes():
         (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular", **DOUBLE), (7,)),
         (nn.Conv3d(2, 3, 3, padding=1, padding_mode="circular", **DOUBLE), (4, 3, 5)),
     ):
-        for apply in (cayley.cayley, eco.eco):
+        for apply in (cayley, eco):
             made = apply(copy.deepcopy(layer), input_size=size).eval()
             x = torch.randn(2, 2, *size, **DOUBLE)
             torch.testing.assert_close(onelip.bake(made)(x), made(x), rtol=0, atol=1e-13)
 
 
 def test_zero_padding_is_a_border_that_is_left_out():
-    layer = lot.lot(nn.Conv2d(2, 3, 3, padding=1, **DOUBLE), input_size=(4, 5)).eval()
+    layer = lot(nn.Conv2d(2, 3, 3, padding=1, **DOUBLE), input_size=(4, 5)).eval()
     plain = onelip.bake(layer)
     assert plain.analysis.kernel_size == (1, 20)  # pyright: ignore
     x = torch.randn(2, 2, 4, 5, **DOUBLE)
@@ -123,7 +122,7 @@ def test_zero_padding_is_a_border_that_is_left_out():
 
 
 def test_other_sizes_are_refused():
-    plain = onelip.bake(cayley.cayley(circular(2, 2), input_size=4))
+    plain = onelip.bake(cayley(circular(2, 2), input_size=4))
     for size in ((4, 5), (8, 8), (2, 8)):  # the last has as many pixels
         with pytest.raises(ValueError, match="the size that the layer was built for"):
             plain(torch.zeros(1, 2, *size))
@@ -173,7 +172,7 @@ def test_baked_blocks_are_two_layers_with_maxmin_between(apply, hidden, bias, ax
 @pytest.mark.parametrize("size", [(4, 4), (3, 5)])
 @pytest.mark.parametrize(("inputs", "outputs", "hidden"), [(3, 3, 3), (2, 4, 5), (4, 2, 1), (3, 2, 5)])
 def test_sandwich_convolutions(size, inputs, outputs, hidden):
-    layer = sandwich.sandwich(circular(inputs, outputs, **DOUBLE), input_size=size, hidden=hidden).eval()
+    layer = sandwich(circular(inputs, outputs, **DOUBLE), input_size=size, hidden=hidden).eval()
     plain = onelip.bake(layer).eval()
     x = 3 * torch.randn(4, inputs, *size, **DOUBLE)
     torch.testing.assert_close(plain(x), layer(x), rtol=0, atol=1e-12)
@@ -187,16 +186,16 @@ def test_weights_that_nobody_bounds_keep_their_form():
     x = torch.randn(2, 3)
     assert isinstance(onelip.bake(layer), ConvexPotential)
     assert torch.equal(onelip.bake(layer)(x), layer(x))
-    convolution = onelip.bake(sll.sll(nn.Conv2d(2, 2, 3, padding=1)))
+    convolution = onelip.bake(sll(nn.Conv2d(2, 2, 3, padding=1)))
     assert isinstance(convolution, ConvexPotential)
 
 
 def test_forms_follow_the_settings_alone():
     """A state dict is loaded into the form of other weights, also on the meta device."""
     for layer in (
-        cayley.cayley(circular(2, 2), input_size=4),
-        sll.sll(nn.Linear(3, 3)),
-        sandwich.sandwich(circular(2, 2), input_size=4),
+        cayley(circular(2, 2), input_size=4),
+        sll(nn.Linear(3, 3)),
+        sandwich(circular(2, 2), input_size=4),
     ):
         shapes = {name: tensor.shape for name, tensor in onelip.bake(layer).state_dict().items()}
         empty = onelip.bake(copy.deepcopy(layer).to("meta")).state_dict()
@@ -214,7 +213,7 @@ def test_forms_follow_the_settings_alone():
 
 
 def test_hooks_modes_and_sharing_stay():
-    layer = sll.sll(nn.Linear(3, 3)).eval()
+    layer = sll(nn.Linear(3, 3)).eval()
     layer.register_forward_hook(lambda module, args, output: output + 1)
     model = nn.Sequential(layer, layer).requires_grad_(False)
     plain = onelip.bake(model)
@@ -228,14 +227,14 @@ def test_hooks_modes_and_sharing_stay():
 # ---- what it is for
 
 
-@pytest.mark.parametrize("apply", [cayley.cayley, eco.eco, sandwich.sandwich])
+@pytest.mark.parametrize("apply", [cayley, eco, sandwich])
 def test_certified_checked_and_exported(apply, tmp_path):
     model = nn.Sequential(
         apply(circular(2, 4), input_size=(4, 5)),
         onelip.nn.MaxMin(),
         nn.Flatten(),
         onelip.nn.AOLLinear(80, 6),
-        sll.sll(nn.Linear(6, 6)),
+        sll(nn.Linear(6, 6)),
         onelip.nn.AOLLinear(6, 3),
     ).eval()
     images = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import onelip
-from onelip.methods.method import Method
+from onelip.methods.registry import Method
 from onelip.models.layers import LayerFactory
 
 

@@ -13,8 +13,7 @@ import onelip
 from onelip.core.errors import RecipeError, RunError, Stopped
 from onelip.data import load_data
 from onelip.training import Recipe, RunDirectory, StopRequest, build_model, load_run, read_config, read_log, train
-from onelip.training.average import WeightAverage
-from onelip.training.learner import Learner
+from onelip.training.learner import Learner, WeightAverage
 
 FAST = SMALL.replace(model="aol-fast-small", model_options=("widths=[8,8,8]", "depths=[1,1,1]"), optimizer="muon")
 

@@ -14,7 +14,7 @@ from torch import nn
 import onelip
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.losses import EMMALoss, LMTLoss, list_losses, orthogonality_penalty
-from onelip.methods.norms.projection import Projection
+from onelip.methods.projections import Projection
 from onelip.methods.registry import METHODS
 from onelip.models import register_model, registry as models_registry
 from onelip.models.layers import LayerFactory

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, RunPath, parse, require_file, require_writable, unset
-from onelip.cli._progress import StageProgress
-from onelip.cli._run_data import load_labelled
+from onelip.cli._common import (
+    Flag,
+    OptionalNumber,
+    OptionalPath,
+    RunPath,
+    StageProgress,
+    load_labelled,
+    make_console,
+    parse,
+    require_file,
+    require_writable,
+    unset,
+)
 from onelip.core.errors import RecipeError, RunError
 
 if TYPE_CHECKING:

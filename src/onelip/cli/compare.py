@@ -10,8 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, parse, unset
+from onelip.cli._common import Flag, OptionalNumber, OptionalPath, make_console, parse, unset
 from onelip.core.errors import Stopped
 from onelip.training.recipe import Recipe, preset
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, unset
-from onelip.cli._run_data import load_labelled
+from onelip.cli._common import Flag, OptionalPath, RunPath, load_labelled, make_console, parse, unset
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from onelip.cli._columns import described, listing, output_width
-from onelip.cli._parse import Flag, parse, unset
+from onelip.cli._common import Flag, described, listing, output_width, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from onelip.methods.method import Method
+    from onelip.methods.registry import Method
 
 _GUARANTEES = {
     "proved": "for every parameter, in real arithmetic",
@@ -47,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Methods, "methods", arguments)
 
-    from onelip.methods.describe import supported_layers
+    from onelip.methods.describe import by_year, supported_layers
     from onelip.methods.registry import METHODS
 
     if command.name is not None:
@@ -58,9 +57,9 @@ def run(arguments: Sequence[str]) -> int:
         print(json.dumps(_about(method)) if command.json else _describe(method))
         return 0
     if command.json:
-        print(json.dumps([_about(method) for method in METHODS.values()]))
+        print(json.dumps([_about(method) for method in by_year()]))
         return 0
-    rows = [(m.name, m.guarantee or "none", m.mechanism, supported_layers(m), m.title) for m in METHODS.values()]
+    rows = [(m.name, m.guarantee or "none", m.mechanism, supported_layers(m), m.title) for m in by_year()]
     width = output_width()
     print(listing(("name", "guarantee", "acts as", "layers", "method"), rows, 2, width))
     print(f"\nGuarantee:\n{described(_GUARANTEES.items(), width)}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._parse import Flag, OptionalPath, parse
+from onelip.cli._common import Flag, OptionalPath, parse
 from onelip.core.errors import RecipeError
 
 

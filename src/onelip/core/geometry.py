@@ -169,6 +169,10 @@ def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[i
 
 def padding_of(module: nn.modules.conv._ConvNd) -> list[tuple[int, int]]:
     """Return the padding (left, right) of each axis, as torch applies it."""
+    if module.padding_mode != "zeros":
+        # torch pads by this copy of the setting, which it makes in the constructor; `padding` may have changed since.
+        ends = module._reversed_padding_repeated_twice
+        return [(left, right) for left, right in zip(ends[::2], ends[1::2], strict=True)][::-1]
     if module.padding == "same":
         totals = [d * (k - 1) for k, d in zip(module.kernel_size, module.dilation, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]

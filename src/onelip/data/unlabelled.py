@@ -13,8 +13,7 @@ from torch import Tensor
 
 from onelip.core.errors import DataError, UsageError
 from onelip.data.formats import OWN_CAP, read_arrays
-from onelip.data.image_files import FORMATS, IGNORED, read_pixels, resize_pixels, to_grey
-from onelip.data.own import as_images
+from onelip.data.own import FORMATS, IGNORED, as_images, read_pixels, resize_pixels, to_grey
 
 T = TypeVar("T")
 

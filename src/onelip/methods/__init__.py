@@ -13,50 +13,72 @@ known by construction, and so is the `lipschitz_constant` of a module. Its metho
 which `onelip.summary` and `onelip.audit` report.
 
 - `onelip.constrain(model, method)` applies a method to all layers of a model.
-- `method`: the record `Method`; `registry`: `register_method`, `get_method`, `list_methods`; `describe`: texts and
-  tables for `onelip methods` and docs/methods.md.
+- `registry`: the record `Method`, and `register_method`, `get_method`, `list_methods`. `describe`: texts and tables for
+  `onelip methods` and docs/methods.md.
 - `onelip.nn.aol`: AOL. `orthogonal`: orthogonal weights and kernels. `fourier`: circular convolutions by their matrices
-  at each frequency. `residual`: residual layers. `norms`: norms and projections. `free_weights`: methods that only act
-  on the loss.
+  at each frequency. `residual`: residual layers. `power_iteration`: spectral normalisation. `projections`: projections
+  after the step of the optimizer. `last_layer`: rows of norm 1. `free_weights`: methods that only act on the loss.
 """
 
+from onelip.core.parametrization import LipschitzParametrization as LipschitzParametrization
 from onelip.methods.constrain import constrain as constrain
-from onelip.methods.fourier.bro import BROMap as BROMap, bro as bro
-from onelip.methods.fourier.cayley import CayleyMap as CayleyMap, cayley as cayley
-from onelip.methods.fourier.eco import ECOMap as ECOMap, eco as eco
 from onelip.methods.fourier.layer import FourierConv as FourierConv
-from onelip.methods.fourier.lot import LOTMap as LOTMap, lot as lot
+from onelip.methods.fourier.maps import (
+    BROMap as BROMap,
+    CayleyMap as CayleyMap,
+    ECOMap as ECOMap,
+    LOTMap as LOTMap,
+    bro as bro,
+    cayley as cayley,
+    eco as eco,
+    lot as lot,
+)
 from onelip.methods.fourier.sandwich import Sandwich as Sandwich, sandwich as sandwich
 from onelip.methods.free_weights import Tracked as Tracked, track as track
-from onelip.methods.method import Method as Method, PaperRow as PaperRow
-from onelip.methods.norms.clipping import Clipped as Clipped, clipping as clipping
-from onelip.methods.norms.last_layer import UnitRows as UnitRows, lln as lln
-from onelip.methods.norms.lcc import SpectralBall as SpectralBall, SumBall as SumBall, lcc as lcc
-from onelip.methods.norms.parseval import Parseval as Parseval, parseval as parseval
-from onelip.methods.norms.projection import (
-    Projection as Projection,
-    project as project,
-    project_after as project_after,
+from onelip.methods.last_layer import UnitRows as UnitRows, lln as lln
+from onelip.methods.orthogonal.block_kernels import AOC as AOC, BCOP as BCOP, aoc as aoc, bcop as bcop
+from onelip.methods.orthogonal.reshaped import (
+    ONI as ONI,
+    Bjorck as Bjorck,
+    Cholesky as Cholesky,
+    bjorck as bjorck,
+    cholesky as cholesky,
+    oni as oni,
 )
-from onelip.methods.norms.spectral_norm import (
+from onelip.methods.orthogonal.soc import SOC as SOC, SkewExponential as SkewExponential, soc as soc
+from onelip.methods.power_iteration import (
     ReshapedSpectralNorm as ReshapedSpectralNorm,
     SpectralNorm as SpectralNorm,
     spectral_norm as spectral_norm,
     spectral_norm_reshaped as spectral_norm_reshaped,
 )
-from onelip.methods.orthogonal.aoc import AOC as AOC, aoc as aoc
-from onelip.methods.orthogonal.bcop import BCOP as BCOP, bcop as bcop
-from onelip.methods.orthogonal.bjorck import Bjorck as Bjorck, bjorck as bjorck
-from onelip.methods.orthogonal.cholesky import Cholesky as Cholesky, cholesky as cholesky
-from onelip.methods.orthogonal.oni import ONI as ONI, oni as oni
-from onelip.methods.orthogonal.soc import SOC as SOC, SkewExponential as SkewExponential, soc as soc
+from onelip.methods.projections import (
+    Clipped as Clipped,
+    Parseval as Parseval,
+    Projection as Projection,
+    SpectralBall as SpectralBall,
+    SumBall as SumBall,
+    clipping as clipping,
+    lcc as lcc,
+    parseval as parseval,
+    project as project,
+    project_after as project_after,
+)
 from onelip.methods.registry import (
+    Method as Method,
+    PaperRow as PaperRow,
+    attach_new as attach_new,
     get_method as get_method,
     list_methods as list_methods,
     register_method as register_method,
 )
-from onelip.methods.residual.cpl import CPLWeight as CPLWeight, cpl as cpl
-from onelip.methods.residual.liresnet import LinearResidual as LinearResidual, liresnet as liresnet
-from onelip.methods.residual.potential import ConvexPotential as ConvexPotential
-from onelip.methods.residual.sll import SLLWeight as SLLWeight, sll as sll
+from onelip.methods.residual import (
+    ConvexPotential as ConvexPotential,
+    CPLWeight as CPLWeight,
+    LinearResidual as LinearResidual,
+    SLLWeight as SLLWeight,
+    cpl as cpl,
+    liresnet as liresnet,
+    sll as sll,
+)
 from onelip.nn.aol import AOL as AOL, aol as aol

@@ -15,8 +15,7 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.parametrization import find_parametrization, parametrization_list
-from onelip.methods.method import Method
-from onelip.methods.registry import get_method
+from onelip.methods.registry import Method, get_method
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -5,6 +5,7 @@
 
 import functools
 import inspect
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any
 
 from onelip.core.docstrings import arguments_in
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.methods.method import Method
-from onelip.methods.registry import METHODS
+from onelip.methods.registry import METHODS, Method
 
 _LAST_LAYER = "rows of the last layer have norm 1, and radii are certified per pair of classes."
 _MARKS = {"yes": "yes", "partly": "~", "no": "no"}
@@ -104,16 +104,28 @@ def supported_layers(method: Method) -> str:
     return ", ".join(layer.__name__ for layer in method.layers)
 
 
+def by_year() -> list[Method]:
+    """Return all methods, the oldest paper first; those without a year in their citation come last.
+
+    Examples:
+        >>> [method.name for method in by_year()][:2]
+        ['clipping', 'gradient-penalty']
+    """
+    years = {name: re.findall(r"\b(?:19|20)\d\d\b", method.citation) for name, method in METHODS.items()}
+    return sorted(METHODS.values(), key=lambda method: (max(years[method.name], default="9999"), method.name))
+
+
 def markdown_tables() -> str:
     """Return the tables of docs/methods.md: all methods, then the property table of the paper."""
     lines = ["| name | method | acts as | guarantee | train = eval | layers | note |", "|---|---|---|---|---|---|---|"]
-    for method in METHODS.values():
+    methods = by_year()
+    for method in methods:
         same = "yes" if method.train_equals_eval else "no"
         guarantee = method.guarantee or "none"
         cells = (method.title, method.mechanism, guarantee, same, supported_layers(method), method.note)
         lines.append(f"| `{method.name}` | " + " | ".join(cells) + " |")
     lines += ["", "| method | E | F | G | M |", "|---|---|---|---|---|"]
-    for method in METHODS.values():
+    for method in methods:
         if (row := method.paper) is not None:
             cells = [_MARKS[getattr(row, c)] + (f" ({row.notes[c]})" if c in row.notes else "") for c in "EFGM"]
             lines.append(f"| `{method.name}` | " + " | ".join(cells) + " |")

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import attach
-from onelip.methods.method import Layer, Method, PaperRow
-from onelip.methods.norms.power_iteration import PowerIterated
+from onelip.methods.power_iteration import PowerIterated
+from onelip.methods.registry import Layer, Method, PaperRow, register_method
 
 
 class Tracked(PowerIterated):
@@ -87,83 +87,93 @@ def unconstrained(module: Layer) -> Layer:
 # Without the constant, the losses of these methods are the plain cross-entropy.
 _PLAIN = {"offset": 0.0, "temperature": 1.0, "weight_decay": 0.0}
 
-LMT = Method(
-    name="lmt",
-    title="LMT, Lipschitz-margin training (Tsuzuku et al., 2018)",
-    citation="Yusuke Tsuzuku, Issei Sato, Masashi Sugiyama, "
-    '"Lipschitz-Margin Training: Scalable Certification of Perturbation Invariance for Deep Neural Networks", '
-    "NeurIPS 2018.",
-    mechanism="loss",
-    guarantee=None,
-    layers=LINEAR_LAYERS,
-    apply=track,
-    options=({"iterations": 1},),
-    paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
-    loss="lmt",
-    certificate="pairs",
-    hyperparameters={**_PLAIN, "lr": 5e-3},
-    note="bound of the stored weights in evaluation, per pair of classes",
+register_method(
+    Method(
+        name="lmt",
+        title="LMT, Lipschitz-margin training (Tsuzuku et al., 2018)",
+        citation="Yusuke Tsuzuku, Issei Sato, Masashi Sugiyama, "
+        '"Lipschitz-Margin Training: Scalable Certification of Perturbation Invariance for Deep Neural Networks", '
+        "NeurIPS 2018.",
+        mechanism="loss",
+        guarantee=None,
+        layers=LINEAR_LAYERS,
+        apply=track,
+        options=({"iterations": 1},),
+        paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
+        loss="lmt",
+        certificate="pairs",
+        hyperparameters={**_PLAIN, "lr": 5e-3},
+        note="bound of the stored weights in evaluation, per pair of classes",
+    )
 )
 
-GLORO = Method(
-    name="gloro",
-    title="GloRo, globally-robust networks (Leino et al., 2021)",
-    citation='Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.',
-    mechanism="loss",
-    guarantee=None,
-    layers=LINEAR_LAYERS,
-    apply=track,
-    options=({"iterations": 1},),
-    paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
-    loss="gloro",
-    certificate="pairs",
-    hyperparameters={**_PLAIN, "lr": 0.01},
-    note="bound of the stored weights in evaluation, per pair of classes",
+register_method(
+    Method(
+        name="gloro",
+        title="GloRo, globally-robust networks (Leino et al., 2021)",
+        citation='Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.',
+        mechanism="loss",
+        guarantee=None,
+        layers=LINEAR_LAYERS,
+        apply=track,
+        options=({"iterations": 1},),
+        paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
+        loss="gloro",
+        certificate="pairs",
+        hyperparameters={**_PLAIN, "lr": 0.01},
+        note="bound of the stored weights in evaluation, per pair of classes",
+    )
 )
 
-EMMA = Method(
-    name="emma",
-    title="EMMA, efficient margin maximisation (Hu et al., 2023)",
-    citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
-    '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
-    mechanism="loss",
-    guarantee=None,
-    layers=LINEAR_LAYERS,
-    apply=track,
-    loss="emma",
-    certificate="pairs",
-    # The derivative of a product of norms grows with the product: up to 130 on digits. The authors also clip at 3;
-    # without clipping a learning rate that is right at first is too high later.
-    hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
-    note="bound of the stored weights in evaluation, per pair of classes",
+register_method(
+    Method(
+        name="emma",
+        title="EMMA, efficient margin maximisation (Hu et al., 2023)",
+        citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
+        '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
+        mechanism="loss",
+        guarantee=None,
+        layers=LINEAR_LAYERS,
+        apply=track,
+        loss="emma",
+        certificate="pairs",
+        # The derivative of a product of norms grows with the product: up to 130 on digits. The authors also clip at 3;
+        # without clipping a learning rate that is right at first is too high later.
+        hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
+        note="bound of the stored weights in evaluation, per pair of classes",
+    )
 )
 
-OCNN = Method(
-    name="ocnn",
-    title="OCNN, orthogonal convolutional networks (Wang et al., 2020)",
-    citation="Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "
-    '"Orthogonal Convolutional Neural Networks", CVPR 2020.',
-    mechanism="penalty",
-    guarantee=None,
-    layers=LINEAR_LAYERS,
-    apply=unconstrained,
-    paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
-    loss="ocnn",
-    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
-    note="bound of the stored weights in evaluation",
+register_method(
+    Method(
+        name="ocnn",
+        title="OCNN, orthogonal convolutional networks (Wang et al., 2020)",
+        citation="Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "
+        '"Orthogonal Convolutional Neural Networks", CVPR 2020.',
+        mechanism="penalty",
+        guarantee=None,
+        layers=LINEAR_LAYERS,
+        apply=unconstrained,
+        paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
+        loss="ocnn",
+        hyperparameters={"lr": 0.02, "weight_decay": 0.0},
+        note="bound of the stored weights in evaluation",
+    )
 )
 
-GRADIENT_PENALTY = Method(
-    name="gradient-penalty",
-    title="WGAN-GP, gradient penalty (Gulrajani et al., 2017)",
-    citation="Ishaan Gulrajani, Faruk Ahmed, Martin Arjovsky, Vincent Dumoulin, Aaron Courville, "
-    '"Improved Training of Wasserstein GANs", NeurIPS 2017.',
-    mechanism="penalty",
-    guarantee=None,
-    layers=LINEAR_LAYERS,
-    apply=unconstrained,
-    paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
-    loss="gradient-penalty",
-    hyperparameters={"lr": 0.02, "weight_decay": 0.0},
-    note="bound of the stored weights in evaluation",
+register_method(
+    Method(
+        name="gradient-penalty",
+        title="WGAN-GP, gradient penalty (Gulrajani et al., 2017)",
+        citation="Ishaan Gulrajani, Faruk Ahmed, Martin Arjovsky, Vincent Dumoulin, Aaron Courville, "
+        '"Improved Training of Wasserstein GANs", NeurIPS 2017.',
+        mechanism="penalty",
+        guarantee=None,
+        layers=LINEAR_LAYERS,
+        apply=unconstrained,
+        paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
+        loss="gradient-penalty",
+        hyperparameters={"lr": 0.02, "weight_decay": 0.0},
+        note="bound of the stored weights in evaluation",
+    )
 )

@@ -1,47 +1,146 @@
-"""The registry of methods, used by `onelip.constrain`, the command line, the documentation and the contract test."""
+"""The registry of methods: the record `Method`, `register_method`, and the helper with which most methods are applied.
+
+`onelip.constrain`, the command line, the documentation and the contract test find methods here. The modules of
+`onelip.methods` register theirs when the package is imported.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from torch import nn
 
 from onelip.core.arguments import did_you_mean
+from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
 from onelip.core.plugins import load_entry_points
-from onelip.methods.aol import METHOD as AOL
-from onelip.methods.fourier import bro, cayley, eco, lot, sandwich
-from onelip.methods.free_weights import EMMA, GLORO, GRADIENT_PENALTY, LMT, OCNN
-from onelip.methods.method import Method
-from onelip.methods.norms import clipping, last_layer, lcc, parseval, spectral_norm
-from onelip.methods.orthogonal import aoc, bcop, bjorck, cholesky, oni, soc
-from onelip.methods.residual import cpl, liresnet, sll
+from onelip.nn.aol import aol
 
-# In the order of the table of the paper, then later methods.
-_METHODS: tuple[Method, ...] = (
-    clipping.METHOD,
-    GRADIENT_PENALTY,
-    parseval.METHOD,
-    OCNN,
-    spectral_norm.METHOD,
-    spectral_norm.RESHAPED,
-    lcc.METHOD,
-    LMT,
-    GLORO,
-    bcop.METHOD,
-    bjorck.METHOD,
-    oni.METHOD,
-    cayley.METHOD,
-    soc.METHOD,
-    eco.METHOD,
-    AOL,
-    soc.WITH_REGULARISATION,
-    last_layer.METHOD,
-    sll.METHOD,
-    cpl.METHOD,
-    lot.METHOD,
-    sandwich.METHOD,
-    bro.METHOD,
-    liresnet.METHOD,
-    EMMA,
-    cholesky.METHOD,
-    aoc.METHOD,
-)
+Guarantee = Literal["proved", "at convergence"]
+Mechanism = Literal["parametrization", "projection", "penalty", "loss"]
+Mark = Literal["yes", "partly", "no"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
-METHODS: dict[str, Method] = {method.name: method for method in _METHODS}
+METHODS: dict[str, "Method"] = {}
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row of the property table of the AOL paper (Table 1).
+
+    Attributes:
+        E: efficiency.
+        F: formal guarantee.
+        G: generality.
+        M: modularity.
+        notes: the footnote of a column, e.g. {"F": 2}.
+    """
+
+    E: Mark
+    F: Mark
+    G: Mark
+    M: Mark
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    r"""A method: how it is applied to a layer, what is known of the result, and how it is trained.
+
+    Only the first attributes, up to `apply`, are required. `onelip.register_method` makes a method available by name;
+    `onelip.testing.check_contract(method)` tests that it keeps what it states.
+
+    Attributes:
+        name: name in `onelip.constrain(model, name)` and `onelip train --method`.
+        title: title and paper, for tables.
+        mechanism: "parametrization": the weight is computed from a parameter at each access. "projection": the weight
+            is moved after each step of the optimizer (`onelip.project`). "penalty": the loss contains a term of the
+            weights or of the gradient. "loss": the loss uses the Lipschitz constant of the network. For the last two
+            see `onelip.losses`.
+        guarantee: what is known of the stated constant: "proved" for every parameter, "at convergence" of an iteration
+            (then evaluation divides by a proved bound), or None if no constant is known by construction.
+        layers: the torch layers that it supports.
+        apply: function `(module, **options)` that returns the layer to use: the same module, changed in place, or a new
+            one if `replaces`. It raises `onelip.UnsupportedLayer` for layers and settings that it does not support.
+        options: keyword settings with which the contract test runs in addition to the defaults.
+        replaces: whether `apply` can return a new module.
+        needs_input_size: whether `apply` needs `input_size=(height, width)` for convolutions. Methods that only
+            estimate a norm do not: their proofs hold for every size, and on a small image, where zero padding makes the
+            norm of a kernel smaller (by 6 % for 3x3 on 4x4), training would rely on a norm that evaluation cannot
+            prove.
+        train_equals_eval: whether training and evaluation compute the same function; if not, the constant is that of
+            evaluation.
+        paper: row of the property table of the AOL paper.
+        hyperparameters: fields of a training recipe, recommended by the authors or best on held-out images; used where
+            the user gives none.
+        loss: name of the loss of the method (`onelip.losses.list_losses()`); None for the loss of the recipe.
+        loss_options: options of that loss that differ from its defaults.
+        certificate: "constant": radii are margin / (sqrt(2) L); "pairs": from the distances of the rows of the last
+            layer.
+        activation: function `(channels)` that makes the activation of the method; MaxMin by default.
+        head: function for the last layer, instead of `apply`.
+        note: one line for docs/methods.md.
+        citation: the paper.
+
+    Examples:
+        >>> import onelip
+        >>> method = Method("half-aol", "AOL with constant 1/2", "parametrization", "proved", (nn.Linear,),
+        ...                 lambda module: onelip.aol(module, lipschitz=0.5))
+        >>> onelip.summary(onelip.constrain(nn.Linear(3, 3), method)).constant
+        0.5
+    """
+
+    name: str
+    title: str
+    mechanism: Mechanism
+    guarantee: Guarantee | None
+    layers: tuple[type[nn.Module], ...]
+    apply: Callable[..., nn.Module]
+    options: tuple[dict[str, object], ...] = ()
+    replaces: bool = False
+    needs_input_size: bool = False
+    train_equals_eval: bool = True
+    paper: PaperRow | None = None
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    loss: str | None = None
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Literal["constant", "pairs"] = "constant"
+    activation: Callable[[int], nn.Module] | None = None
+    head: Callable[..., nn.Module] | None = None
+    note: str = ""
+    citation: str = ""
+
+
+def attach_new(
+    kind: Callable[..., LipschitzParametrization],
+    module: Layer,
+    name: str,
+    *,
+    input_size: int | Sequence[int] | None = None,
+    **options: Any,
+) -> Layer:
+    """Parametrize a weight by `kind(geometry, weight_shape, **options)`, in place, and return the module.
+
+    Args:
+        kind: class of the parametrization.
+        module: the layer.
+        name: name of its weight.
+        input_size: spatial size of the inputs, if it is known.
+        **options: passed to `kind`.
+
+    Returns:
+        The same module.
+
+    Raises:
+        onelip.UnsupportedLayer: if no bound is known for this layer or its padding.
+
+    Examples:
+        >>> from onelip.nn.aol import AOL
+        >>> layer = attach_new(AOL, nn.Linear(3, 3), "weight", side="auto")
+    """
+    geometry = geometry_of(module, input_size)
+    weight = weight_of(module, geometry, name)
+    return attach(module, kind(geometry, weight.shape, **options), name)
 
 
 def list_methods() -> list[str]:
@@ -112,3 +211,27 @@ def get_method(name: str) -> Method:
         known = ", ".join(list_methods())
         raise ValueError(f"expected one of the methods {known}, got {name!r}{did_you_mean(name, METHODS)}")
     return METHODS[name]
+
+
+register_method(
+    Method(
+        name="aol",
+        title="AOL, almost-orthogonal layers (Prach and Lampert, 2022)",
+        citation="Bernd Prach, Christoph H. Lampert, "
+        '"Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV 2022.',
+        mechanism="parametrization",
+        guarantee="proved",
+        layers=LINEAR_LAYERS,
+        apply=aol,
+        options=(
+            {"side": "outputs"},
+            {"side": "auto"},
+            {"steps": 2},
+            {"steps": 3, "side": "outputs"},
+            {"learn_weights": True},
+            {"learn_weights": True, "steps": 2},
+            {"lipschitz": 0.5},
+        ),
+        paper=PaperRow(E="yes", F="yes", G="yes", M="yes"),
+    )
+)

@@ -15,7 +15,7 @@ from torch import nn
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import find_parametrization, original_of
-from onelip.methods.norms.last_layer import lln
+from onelip.methods.last_layer import lln
 from onelip.methods.registry import get_method
 from onelip.nn import AOLConv2d, AOLLinear, ConcatenationPool2d, FirstChannels, MaxMin, PadChannels
 from onelip.nn.init import tight_weight

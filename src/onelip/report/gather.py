@@ -28,11 +28,10 @@ from onelip.gram.spectrum import spectrum_of_network
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
-from onelip.training.build import LoadedRun, load_run
+from onelip.training.build import LoadedRun, load_run, load_run_data
 from onelip.training.objective import resolve_method
 from onelip.training.prediction import Predictions
 from onelip.training.recipe import format_seconds
-from onelip.training.run_data import load_run_data
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 It needs only torch.
 """
 
-from onelip.methods.method import Method
+from onelip.methods.registry import Method
 from onelip.testing.contract import CHECKS, ContractViolation, Coverage, check_contract
 from onelip.testing.layers import LayerCase
 from onelip.testing.norms import exact_jacobian, exact_norm, jacobians_at, rounding_allowance

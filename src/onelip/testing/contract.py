@@ -23,8 +23,8 @@ from torch.nn.utils import parametrize
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.graph.modules import bound_module
-from onelip.methods.method import Method
-from onelip.methods.norms.projection import project
+from onelip.methods.projections import project
+from onelip.methods.registry import Method
 from onelip.testing.layers import ALL_TYPES, FULL_TYPES, KINDS, WEIGHTS, LayerCase, covering_masks, grid, make_weight
 from onelip.testing.norms import columns_of, jacobians_at, rounding_allowance
 

@@ -30,7 +30,7 @@ from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.losses.chain import head_rows, output_shape, pair_distances, split_head
-from onelip.methods.norms.last_layer import UnitRows
+from onelip.methods.last_layer import UnitRows
 from onelip.training.objective import certifies_pairs, resolve_method
 from onelip.training.recipe import Recipe
 

@@ -13,9 +13,8 @@ from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 from onelip.core.parametrization import find_parametrization
 from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss, list_losses
-from onelip.methods.method import Method
-from onelip.methods.norms.projection import Projection, project
-from onelip.methods.registry import METHODS
+from onelip.methods.projections import Projection, project
+from onelip.methods.registry import METHODS, Method
 from onelip.models.registry import model_options
 from onelip.training.recipe import Recipe, parse_options
 

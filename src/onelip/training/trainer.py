@@ -21,17 +21,14 @@ from onelip.core.files import read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.budget import fit_to_budget
+from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_threads, require_memory
 from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
-from onelip.training.learner import Learner, make_batches
+from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.loggers import check_loggers, open_logger
-from onelip.training.memory import require_memory
-from onelip.training.optimizer import learning_rate
-from onelip.training.plan import describe_run
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
@@ -115,12 +112,16 @@ def train(
             # Before anything is measured or printed: a directory that is taken is an error at once.
             opening = open_run(run, recipe, resume=resume)
             process.run_on_all(lambda: process.is_first and opened.enter_context(opening))
+            slower = 0  # number of threads
             if budget is not None:
+                choices = {1, torch.get_num_threads()} if has_choice_of_threads(recipe, process) else set()
                 recipe = fit_to_budget(recipe, budget, data, process)
+                opened.enter_context(use_threads(recipe.threads))
+                slower = max(choices - {torch.get_num_threads()}, default=0)
             memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
             if process.broadcast(shown.console is not None) and not resume:
                 # By all processes: steps are timed, and layers may communicate.
-                shown.block(process.run_on_all(describe_run, recipe, data, process, memory, budget))
+                shown.block(process.run_on_all(describe_run, recipe, data, process, memory, budget, slower))
             trainer = None
             try:
                 trainer = Trainer(recipe, run, data, process, shown, stop or StopRequest(), options)
@@ -309,7 +310,13 @@ class Trainer:
         """Continue from the checkpoint."""
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         self.position, states = self.process.run_on_all(
-            load_checkpoint, path, self.model, optimizer, self.data.fingerprint, self.learner.average
+            load_checkpoint,
+            path,
+            self.model,
+            optimizer,
+            self.data.fingerprint,
+            self.learner.average,
+            self.learner.rescaling,
         )
         self.generator.set_state(states["data"])
         torch.set_rng_state(states["torch"])
@@ -332,8 +339,8 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.process.device)
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         try:
-            average = self.learner.average
-            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, average)
+            extras = self.learner.average, self.learner.rescaling
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, *extras)
         except Diverged as error:
             raise self.diverged(str(error)) from error
 

@@ -4,10 +4,9 @@ A circular convolution acts on each frequency of an image by a matrix $M_f$, and
 methods make these matrices orthogonal, so the layers are built for one image size. `onelip.bake` turns them into plain
 real convolutions whose norms are proved from the stored weights.
 
-- `frequencies`: the frequencies of real images, their real basis, and `Period`, which applies the matrices.
-- `matrix_functions`: the inverse and the exponential of batches of matrices.
-- `maps`: the base class `OrthogonalMap` of the methods, and the parametrizations `DenseMap` and `FrequencyMap`.
-- `layer`: the module `FourierConv`, and `replaced`, with which the methods replace a layer.
+- `maps`: the methods Cayley, LOT, BRO and ECO, each of which is one class of `OrthogonalMap`.
+- `sandwich`: Sandwich layers, two maps with a relu between.
+- `layer`: `OrthogonalMap`, the parametrizations `DenseMap` and `FrequencyMap`, and the module `FourierConv`.
+- `frequencies`: the frequencies of real images and their real basis. `matrix_functions`: inverse and exponential.
 - `plain`: the layers as plain torch layers.
-- `cayley`, `lot`, `bro`, `eco`: the methods. `sandwich`: Sandwich layers, two maps with a relu between.
 """

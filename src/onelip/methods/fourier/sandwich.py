@@ -22,13 +22,12 @@ from onelip.core.parametrization import (
 )
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.methods.fourier.cayley import CayleyMap
 from onelip.methods.fourier.frequencies import Period
-from onelip.methods.fourier.layer import SUPPORTED, check_periodic, check_supported, stored_norm
-from onelip.methods.fourier.maps import DenseMap, FrequencyMap
+from onelip.methods.fourier.layer import SUPPORTED, DenseMap, FrequencyMap, check_periodic, check_supported, stored_norm
+from onelip.methods.fourier.maps import CayleyMap
 from onelip.methods.fourier.plain import plain_by_frequency, plain_dense
-from onelip.methods.method import Method
-from onelip.methods.norms.power_iteration import MATRIX, stored_bound
+from onelip.methods.power_iteration import MATRIX, stored_bound
+from onelip.methods.registry import Method, register_method
 
 
 class Sandwich(LipschitzModule):
@@ -214,18 +213,20 @@ def _size(layer: nn.Module, input_size: int | Sequence[int] | None) -> tuple[int
     return check_periodic(layer, "sandwich", input_size, False)
 
 
-METHOD = Method(
-    name="sandwich",
-    title="Sandwich layers (Wang and Manchester, 2023)",
-    citation="Ruigang Wang, Ian R. Manchester, "
-    '"Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.',
-    mechanism="parametrization",
-    guarantee="proved",
-    layers=SUPPORTED,
-    apply=sandwich,
-    options=({"hidden": 2}, {"lipschitz": 0.5}),
-    replaces=True,
-    needs_input_size=True,
-    hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
-    note="two maps with a relu between; convolutions circular, built for one image size",
+register_method(
+    Method(
+        name="sandwich",
+        title="Sandwich layers (Wang and Manchester, 2023)",
+        citation="Ruigang Wang, Ian R. Manchester, "
+        '"Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.',
+        mechanism="parametrization",
+        guarantee="proved",
+        layers=SUPPORTED,
+        apply=sandwich,
+        options=({"hidden": 2}, {"lipschitz": 0.5}),
+        replaces=True,
+        needs_input_size=True,
+        hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
+        note="two maps with a relu between; convolutions circular, built for one image size",
+    )
 )

@@ -1,4 +1,4 @@
-"""Orthogonal convolution kernels from matrices, grown by one tap at a time: the base of BCOP and AOC."""
+"""BCOP and AOC: orthogonal convolution kernels from matrices, grown by one tap at a time."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import Geometry
+from onelip.core.geometry import LINEAR_LAYERS, Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size
+from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method
 from onelip.nn.init import orthogonal_columns, tight_weight
 
 # With more rows a singular value decomposition takes too long; Björck's iteration is close enough.
@@ -219,3 +220,221 @@ def grown(kernel: Tensor, V: Tensor, axis: int) -> Tensor:
 def _order_of_factors(missing: list[int]) -> list[tuple[int, int]]:
     """Return (axis, level) of each factor: at each level one along each axis that lacks a tap, as in BCOP."""
     return [(axis, level) for level in range(max(missing, default=0)) for axis, n in enumerate(missing) if level < n]
+
+
+class BCOP(BlockOrthogonal):
+    r"""The map from matrices to the kernel of an orthogonal convolution by BCOP; `bcop` registers it.
+
+    **Theorem.** A matrix $R$ with $\|R\| \le 1$, multiplied by factors $P + (I - P) z$ with $P = V V^\top$ and
+    $\|V\| \le 1$, is a kernel whose layer has norm at most 1; see `BlockOrthogonal`. $V$ and $R$ come from Björck's
+    iteration.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total;
+    a stride divides the kernel size (the taps of a window are then channels); at least 2 channels in a group, unless
+    the kernel size is 1.
+
+    **Guarantee.** Proved, with rounding, for every parameter and every number of steps. All singular values are 1, up
+    to convergence, with circular or full padding and as many inputs as outputs; with zero padding that keeps the size
+    some are below 1, because the layer crops its output. The projections have half of the channels as rank, as
+    published; kernels of other ranks are not reached. Linear layers and 1x1 convolutions are those of `Bjorck`.
+
+    Li, Haque, Anil, Lucas, Grosse, Jacobsen, "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional
+    Networks", NeurIPS 2019.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
+        lipschitz: the constant of the layer.
+    """
+
+    def __init__(
+        self, geometry: Geometry, weight_shape: Sequence[int], *, steps: int = 12, lipschitz: float = 1.0
+    ) -> None:
+        if any(k % s for k, s in zip(geometry.kernel_size, geometry.phases, strict=True)):
+            raise UnsupportedLayer(
+                f"expected a kernel size that is a multiple of the stride, got kernel size {geometry.kernel_size} with "
+                f"{geometry.phases} phases of the stride: cutting taps off an orthogonal kernel can raise its norm; "
+                "use aoc, which supports any stride, or onelip.nn.ConcatenationPool2d and a convolution of stride 1"
+            )
+        kernel_shape = geometry.kernel_shape(weight_shape, "inputs")
+        super().__init__(
+            geometry,
+            weight_shape,
+            kernel_shape=kernel_shape,
+            start=[1] * len(kernel_shape[3:]),
+            steps=steps,
+            lipschitz=lipschitz,
+        )
+
+    def to_weight(self, kernel: Tensor) -> Tensor:
+        return self.geometry.to_weight(kernel, "inputs")
+
+    def from_weight(self, weight: Tensor) -> Tensor:
+        return self.geometry.to_kernel(weight, "inputs")
+
+    def describe(self) -> str:
+        return f"BCOP, {len(self.factors)} projections" if self.factors else "BCOP without taps: Björck"
+
+
+def bcop(
+    module: Layer,
+    name: str = "weight",
+    *,
+    steps: int = 12,
+    lipschitz: float = 1.0,
+    input_size: int | Sequence[int] | None = None,
+) -> Layer:
+    """Make a convolution (or a linear layer) orthogonal by BCOP, in place, and return it; see `BCOP`.
+
+    The weight cannot be kept, because few weights are orthogonal convolutions: the layer starts with one orthogonal
+    matrix in its middle tap, the nearest to the sum of the taps. Assigning `module.weight = w` does the same.
+
+    Args:
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
+        lipschitz: the constant to guarantee instead of 1.
+        input_size: for strided convolutions with circular padding only: spatial size of every input.
+
+    Returns:
+        The same module, with a parametrized weight.
+
+    Raises:
+        onelip.UnsupportedLayer: for padding modes that copy pixels, strides that do not divide the kernel size, and
+            single channels.
+        ValueError: for options out of range.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> layer = bcop(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", bias=False))
+        >>> x = torch.randn(1, 4, 8, 8)
+        >>> bool((layer(x).norm() - x.norm()).abs() < 1e-3)
+        True
+    """
+    return attach_new(BCOP, module, name, input_size=input_size, steps=steps, lipschitz=lipschitz)
+
+
+register_method(
+    Method(
+        name="bcop",
+        title="BCOP, block convolution orthogonal parametrization (Li et al., 2019)",
+        citation="Qiyang Li, Saminul Haque, Cem Anil, James Lucas, Roger Grosse, Jörn-Henrik Jacobsen, "
+        '"Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.',
+        mechanism="parametrization",
+        guarantee="proved",
+        layers=LINEAR_LAYERS,
+        apply=bcop,
+        options=({"steps": 1}, {"lipschitz": 0.5}),
+        paper=PaperRow(E="no", F="yes", G="yes", M="yes", notes={"E": 4}),
+        hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
+        note="strides that divide the kernel size; at least 2 channels",
+    )
+)
+
+
+class AOC(BlockOrthogonal):
+    r"""The map from matrices to the kernel of an orthogonal convolution of any stride by AOC; `aoc` registers it.
+
+    **Theorem.** A convolution of stride $s$ and kernel size $s$ whose reshaped kernel $R$ (out, channels * s) has norm
+    at most 1, after a convolution of stride 1 and kernel size $k - s + 1$ made of factors $P + (I - P) z$, is one
+    convolution of stride $s$ and kernel size $k$ with norm at most 1: windows of $R$ do not overlap, and the factors
+    have norm at most 1 (`BlockOrthogonal`). With dilation $d$, $s$ is the number of phases $s / \gcd(s, d)$. Between
+    the two there are max(in, out // s) channels; those beyond the inputs are zero.
+
+    **Assumptions.** Zero padding of any amount, or circular padding of at most `dilation * (kernel_size - 1)` in total;
+    at least 2 channels in a group, unless the kernel size is the stride. Strides, groups, dilation and transposed
+    layers are supported.
+
+    **Guarantee.** Proved, with rounding, for every parameter and every number of steps.
+
+    Boissin, Mamalet, Fel, Picard, Massena, Serrurier, "An Adaptive Orthogonal Convolution Scheme for Efficient and
+    Flexible CNN Architectures", ICML 2025.
+
+    Args:
+        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
+        weight_shape: shape of the weight.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
+        lipschitz: the constant of the layer.
+    """
+
+    def __init__(
+        self, geometry: Geometry, weight_shape: Sequence[int], *, steps: int = 12, lipschitz: float = 1.0
+    ) -> None:
+        first, second, *taps = weight_shape
+        super().__init__(
+            geometry,
+            weight_shape,
+            # A transposed layer is the adjoint of the convolution with the same weight, so it has the same norm.
+            kernel_shape=(geometry.groups, first // geometry.groups, second, *taps),
+            start=geometry.phases,
+            steps=steps,
+            lipschitz=lipschitz,
+        )
+
+    def to_weight(self, kernel: Tensor) -> Tensor:
+        return kernel.flatten(0, 1)
+
+    def from_weight(self, weight: Tensor) -> Tensor:
+        return weight.unflatten(0, (self.geometry.groups, -1))
+
+    def describe(self) -> str:
+        strided = f" after {'x'.join(map(str, self.start))} windows" if any(s > 1 for s in self.start) else ""
+        return f"AOC, {len(self.factors)} projections{strided}" if self.factors else f"AOC: Björck{strided}"
+
+
+def aoc(
+    module: Layer,
+    name: str = "weight",
+    *,
+    steps: int = 12,
+    lipschitz: float = 1.0,
+    input_size: int | Sequence[int] | None = None,
+) -> Layer:
+    """Make a convolution of any stride, dilation and number of groups orthogonal by AOC, in place, and return it.
+
+    See `AOC`. The weight cannot be kept: the layer starts with one orthogonal matrix in its middle taps.
+
+    Args:
+        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
+        name: name of the parameter to constrain.
+        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
+        lipschitz: the constant to guarantee instead of 1.
+        input_size: for strided convolutions with circular padding only: spatial size of every input.
+            If the stride divides it, the layer can be orthogonal, and inputs of other sizes raise an error.
+
+    Returns:
+        The same module, with a parametrized weight.
+
+    Raises:
+        onelip.UnsupportedLayer: for padding modes that copy pixels, and single channels.
+        ValueError: for options out of range.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> layer = aoc(nn.Conv2d(4, 16, 3, stride=2, padding=1, padding_mode="circular", bias=False), input_size=8)
+        >>> x = torch.randn(1, 4, 8, 8)
+        >>> bool((layer(x).norm() - x.norm()).abs() < 1e-3)
+        True
+    """
+    return attach_new(AOC, module, name, input_size=input_size, steps=steps, lipschitz=lipschitz)
+
+
+register_method(
+    Method(
+        name="aoc",
+        title="AOC, adaptive orthogonal convolution (Boissin et al., 2025)",
+        citation="Thibaut Boissin, Franck Mamalet, Thomas Fel, Agustin Martin Picard, Thomas Massena, "
+        "Mathieu Serrurier, "
+        '"An Adaptive Orthogonal Convolution Scheme for Efficient and Flexible CNN Architectures", ICML 2025.',
+        mechanism="parametrization",
+        guarantee="proved",
+        layers=LINEAR_LAYERS,
+        apply=aoc,
+        options=({"steps": 1}, {"lipschitz": 0.5}),
+        hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
+        note="any stride, groups, dilation, transposed; at least 2 channels",
+    )
+)

@@ -11,9 +11,9 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, find_parametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.method import Layer, Method, attach_new
 from onelip.methods.orthogonal.reshaped import stored_constant
 from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
+from onelip.methods.registry import Layer, Method, attach_new, register_method
 
 
 class UnitRows(LipschitzParametrization):
@@ -159,15 +159,17 @@ def pair_distances(weight: Tensor) -> Tensor:
     return distances * (1 + 2 * (weight.shape[1] + 8) * 2.0**-53)
 
 
-METHOD = Method(
-    name="lln",
-    title="LLN, last-layer normalisation (Singla et al., 2022)",
-    citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
-    '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
-    mechanism="parametrization",
-    guarantee="proved",
-    layers=(nn.Linear,),
-    apply=lln,
-    certificate="pairs",
-    note="for the last layer only; constant sqrt(classes); certified per pair of classes",
+register_method(
+    Method(
+        name="lln",
+        title="LLN, last-layer normalisation (Singla et al., 2022)",
+        citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
+        '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
+        mechanism="parametrization",
+        guarantee="proved",
+        layers=(nn.Linear,),
+        apply=lln,
+        certificate="pairs",
+        note="for the last layer only; constant sqrt(classes); certified per pair of classes",
+    )
 )
