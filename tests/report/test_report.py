@@ -11,7 +11,7 @@ from _browser import browser, needs_chromium
 from _runs import SMALL, call
 
 import onelip
-from onelip.core.errors import NoRun, PathTaken, RecipeError, RunError
+from onelip.core.errors import NoRun, PathTaken, RecipeError
 from onelip.core.rounding import rounded_up
 from onelip.data import load_data
 from onelip.report import gather, write_report
@@ -241,18 +241,33 @@ def test_parts_without_a_result_are_given_up(run, tmp_path, monkeypatch, quick):
     assert "or onelip certify RUN" in given_up["certified radii"]
     assert "Stated by the training" in page
 
-    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command))
+    # Without a proof in time, the radii are those of the audit.
+    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command, "certify"))
+    page, missing = write([run], tmp_path / "audit.html")
+    assert ["rounding errors: not included" in line for line in missing] == [True]
+    assert "Proved: of 355 test images" in page
+    assert "rounding errors are not included" in page
+
+    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command, "attack"))
     missing, _ = write_report([run], tmp_path / "attack.html", attack_images=4)
     assert ["onelip attack RUN" in line for line in missing] == [True]
 
 
-def gather_limit(command):
-    """No limit, except for the attack."""
+def test_large_networks_are_certified_by_the_audit(run, tmp_path, monkeypatch, quick):
+    monkeypatch.setattr(gather, "_LARGE", 1000)
+    page, missing = write([run], tmp_path / "page.html")
+    (line,) = missing
+    assert "onelip certify RUN includes them" in line
+    assert "Proved: of 355 test images" in page
+
+
+def gather_limit(command, limited):
+    """No limit, except for one command."""
 
     class Limit:
         def check(self, *_):
-            if "attack" in command:
-                raise RunError(f"not finished; use {command}")
+            if limited in command:
+                raise gather._OutOfTime(f"not finished; use {command}")
 
     return Limit()
 

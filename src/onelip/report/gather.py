@@ -18,19 +18,21 @@ import torch
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
+from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, Stopped, reason
 from onelip.core.files import read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
+from onelip.graph.kinds import State
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run, load_run_data
+from onelip.training.evaluation import compute_scores
 from onelip.training.objective import resolve_method
-from onelip.training.prediction import Predictions
 from onelip.training.recipe import format_seconds
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEAST = 60.0  # seconds of each part
+_LARGE = 50_000_000  # weights; the proofs of larger networks take minutes
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -221,7 +224,8 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
             limit.check()
             told(line)
 
-        view.audit = audit(run.plain, to_float(images[:2]), lower=False, progress=progress)
+        effort = "quick" if count > _LARGE else "normal"
+        view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=progress)
         unproved = "; ".join(view.audit.unproved) or None
         view.row["constant"] = {"proved": view.audit.upper, "why": unproved}
     if "singular_values" not in view.row:
@@ -236,7 +240,7 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
                 )
     if labels is not None:
         with view.part("certified radii"):
-            view.certification, unsound = _certify(run, images, labels, seconds, say)
+            view.certification, unsound = _certify(view, run, images, labels, seconds, say)
             if unsound is not None:
                 view.missing.append(f"rounding errors: not included in the radii ({unsound})")
             view.more.append(_certified_row(view))
@@ -274,21 +278,54 @@ def _seldom(say: Say, seconds: float = 5.0) -> Say:
 
 
 def _certify(
-    run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
+    view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
 ) -> tuple[Certification, str | None]:
-    """The certification of the images that fit into the time; and why rounding is not included, if it is not."""
-    parts: list[Predictions] = []
+    """The certification of the images that fit into the time; and why rounding is not included, if it is not.
 
+    If the proof takes too long, the constant is that of the audit, in real arithmetic.
+    """
     limit = _Limit(seconds, "onelip certify RUN")
+    reasons: list[str | None] = []
+    weights, proved = sum(p.numel() for p in run.plain.parameters()), None if view.audit is None else view.audit.upper
+
+    def by_proof(found: list[Certification], part: torch.Tensor) -> Certification:
+        # A proof that failed is not tried again.
+        made = run.predict(part, mode=found[0].mode if found else None, progress=None if found else limit.check)
+        reasons.append(made.reason)
+        return made.certification
+
+    if weights <= _LARGE or proved is None:
+        try:
+            return _joined(by_proof, images, labels, seconds, say), reasons[0]
+        except _OutOfTime as error:
+            if proved is None:
+                raise
+            reasons[:] = [str(error)]
+    else:
+        reasons.append(f"with {weights:,} weights their proof takes minutes; onelip certify RUN includes them")
+    constant = proved
+
+    def by_audit(_: list[Certification], part: torch.Tensor) -> Certification:
+        return _certified_by(constant, compute_scores(run.plain, part))
+
+    return _joined(by_audit, images, labels, seconds, say), reasons[0]
+
+
+def _joined(
+    certify: Callable[[list[Certification], torch.Tensor], Certification],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    seconds: float,
+    say: Say,
+) -> Certification:
+    """Certify as many images as fit into the time, in parts."""
+    found: list[Certification] = []
 
     def part(where: slice) -> None:
-        mode = parts[0].mode if parts else None  # a proof that failed is not tried again
-        progress = None if parts else limit.check  # of the proof
-        parts.append(run.predict(images[where], mode=mode, progress=progress))
+        found.append(certify(found, images[where]))
 
     count = _within(seconds, len(images), part, 50, lambda n: say(f"certifying: {n} of {len(images)} images"))
-    found = [one.certification for one in parts]
-    joined = replace(
+    return replace(
         found[0],
         classes=torch.cat([one.classes for one in found]),
         radii=torch.cat([one.radii for one in found]),
@@ -297,7 +334,22 @@ def _certify(
         labels=labels[:count],
         images_sha256=None,
     )
-    return joined, parts[0].reason
+
+
+def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
+    """Radii in real arithmetic from a proved constant."""
+    head = same_for_all(scores.shape[1], State(constant, 0.0, 0.0))
+    return Certification(
+        mode="real-arithmetic",
+        classes=scores.argmax(1),
+        radii=real_radii(scores, torch.tensor(head.slope, dtype=torch.float64)),
+        pixels=(None,) * len(scores),
+        logits=scores.double(),
+        labels=None,
+        constant=constant,
+        head=head,
+        proof=None,
+    )
 
 
 def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, say: Say) -> AttackResult:
@@ -324,6 +376,10 @@ def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seco
     )
 
 
+class _OutOfTime(RunError):
+    """A part of the report took too long."""
+
+
 class _Limit:
     """A limit of time for a part of the report: `check` raises an error when the time is over.
 
@@ -340,7 +396,7 @@ class _Limit:
     def check(self, *_: object) -> None:
         """Raise an error if the time is over; takes the arguments of progress functions and hooks."""
         if time.monotonic() > self.end:
-            raise RunError(
+            raise _OutOfTime(
                 f"not finished within {format_seconds(self.seconds)}; use a larger --seconds, or {self.command}"
             )
 
