@@ -36,6 +36,14 @@ class InputSizeGuard:
     def __init__(self, multiples: tuple[int, ...]) -> None:
         self.multiples = multiples
 
+    @property
+    def __name__(self) -> str:
+        """Read by `torch.jit.script`, which compiles hooks."""
+        raise RuntimeError(
+            "torch.jit.script cannot compile the check of the image size; use torch.jit.script(onelip.bake(model, "
+            "guard=False)), which does not have it, or torch.jit.trace(model, images)"
+        )
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs.get("input")
         size = tuple(x.shape[-len(self.multiples) :]) if isinstance(x, Tensor) else ()
@@ -91,6 +99,7 @@ class LipschitzModule(nn.Module):
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
+        is_scriptable: whether `torch.jit.script` can compile the layer.
 
     Examples:
         >>> class Mirror(LipschitzModule):
@@ -112,6 +121,8 @@ class LipschitzModule(nn.Module):
     """
 
     proved_constant: ClassVar[float | None] = None
+    is_scriptable: ClassVar[bool] = False
+    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant"]
 
     def bound(self) -> Bound:
         """Return the proved constant and the reason for it, or the reason why there is none.
@@ -136,7 +147,9 @@ class LipschitzModule(nn.Module):
         return constant
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Called by `torch.jit.script`, which cannot compile the checks of inputs."""
+        """Called by `torch.jit.script`. Layers that it can compile leave out the checks of inputs there."""
+        if self.is_scriptable:
+            return self
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__}; use torch.jit.trace(model, images), "
             "torch.export.export(model, (images,)) or onelip.export_onnx, with model = onelip.bake(...).eval()"
