@@ -341,8 +341,13 @@ def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options
 
 
 def exports(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """torch.export traces the baked layer for any batch size."""
+    """torch.export traces the baked layer for any batch size.
+
+    A plain layer of torch without hooks is not exported again for each method: `bakes` has compared it.
+    """
     plain = bake(layer).eval()
+    if type(plain) is getattr(nn, case.kind) and not plain._forward_pre_hooks and not plain._forward_hooks:
+        return
     x = torch.cat([_inputs(case), _inputs(case)])
     program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     with torch.no_grad():
