@@ -13,8 +13,8 @@ from _harness import interleaved, publish
 
 from onelip.data import Batches
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.build import build_model, make_augmentation, set_layout
-from onelip.training.optimizer import make_optimizer
+from onelip.training.build import build_model
+from onelip.training.learner import make_augmentation, make_optimizer, set_layout
 from onelip.training.recipe import Recipe
 
 

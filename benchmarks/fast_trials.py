@@ -1,17 +1,24 @@
-"""Matched pairs for the fast networks, and all methods with one budget of time: CIFAR-10, a tenth of the training
-images held out, several seeds.
+"""Matched pairs for the fast networks, and all methods with one budget of time, on CIFAR-10.
 
-python benchmarks/fast_trials.py ablation --data-root DIR      # one epoch each: results/fast_ablation.json
-python benchmarks/fast_trials.py methods --data-root DIR       # 20 CPU seconds each: results/methods_by_time.json
+python benchmarks/fast_trials.py ablation --data-root DIR    # one epoch each: results/fast_ablation.json
+python benchmarks/fast_trials.py methods --data-root DIR     # 20 CPU seconds each: results/methods_by_time.json
 
-Everything else is the recipe of `onelip train --budget`. A row that is in the file already is not run again. Seconds
-are those of the CPU: the machine is shared. The steps of a run of the second part are the budget divided by the median
-time of ten steps; its learning rate is the best of three at one seed, on the same held-out images.
+Both parts use the recipe of `onelip train --budget` and hold out a tenth of the training images. A run that is in the
+file already is not run again. Seconds are those of the CPU, because the machine is shared.
+
+The second part gives each method the same network, augmentation, batch size and CPU seconds. The learning rate follows
+the seconds that are used, so it reaches zero with the budget whatever a step costs. Its peak is the best on the
+held-out images, at one seed: the search starts at the same rate for all, and triples or divides it by three until it
+gets worse. Test images are used for the table only, with three seeds at the best rate.
 """
 
 import argparse
+import itertools
+import json
+import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +26,14 @@ import torch
 from _harness import RESULTS
 
 from onelip.core.bake import bake
+from onelip.core.errors import Diverged
 from onelip.core.files import read_json, write_json
 from onelip.data import ImageData, load_data, validation_split
+from onelip.methods.registry import METHODS
 from onelip.training.build import build_model
 from onelip.training.distributed import Process
 from onelip.training.evaluation import evaluate, find_constants
-from onelip.training.learner import Learner, make_batches
-from onelip.training.objective import with_method
-from onelip.training.optimizer import learning_rate
+from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.recipe import Recipe, recipe_for_budget
 
 BASE = recipe_for_budget(20).replace(epochs=1, bf16=True, threads=1)
@@ -54,136 +61,203 @@ PAIRS: dict[str, dict[str, Any]] = {
     "SGD, lr 0.03": {**SGD, "lr": 0.03},
 }
 
-METHODS = (
-    "aol",
-    "bjorck",
-    "cayley",
-    "soc",
-    "bcop",
-    "cholesky",
-    "aoc",
-    "sll",
-    "cpl",
-    "sandwich",
-    "bro",
-    "spectral-norm",
-)
-RATES = (0.3, 1.0, 3.0)  # times the rate of the authors or of docs/methods.md, at the batch size of the comparison
+# All methods of the registry with SGD and batch centring, then the ingredients one by one. Patches do not overlap, so
+# that every linear layer is one of the method.
+SHARED: dict[str, Any] = {**SGD, "lr": 0.3, "model_options": ("overlap=0",)}
+MUON: dict[str, Any] = {"optimizer": "muon", "momentum": BASE.momentum, "lr": BASE.lr}
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 0.003}
+WITHOUT_CENTRING = {"model_options": ("overlap=0", "centred=false")}
+
+
+def _only(**options: object) -> dict[str, Any]:
+    """SGD with a part of Muon."""
+    given = {"retraction": None, "tangent": False, "orthogonalize": 0, **options}
+    return {"optimizer": "muon", "optimizer_options": tuple(f"{k}={json.dumps(v)}" for k, v in given.items())}
+
+
+INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "aol, no batch centring": ("aol", WITHOUT_CENTRING),
+    "aol, float32": ("aol", {"bf16": False}),
+    "aol, R1": ("aol", _only(retraction="r1")),
+    "aol, R2": ("aol", _only(retraction="r2")),
+    "aol, R2 and tangent": ("aol", _only(retraction="r2", tangent=True)),
+    "aol, orthogonal steps": ("aol", {**_only(orthogonalize=2), "lr": BASE.lr}),
+    "aol, Muon (R2, tangent, orthogonal steps)": ("aol", MUON),
+    "aol, Muon, no batch centring": ("aol", {**MUON, **WITHOUT_CENTRING}),
+    "aol, Muon, float32": ("aol", {**MUON, "bf16": False, "optimizer_options": ("products=float32",)}),
+    "aol, AdamW": ("aol", ADAMW),
+    "bjorck, Muon": ("bjorck", MUON),
+    "bcop, AdamW": ("bcop", ADAMW),
+    "cayley, AdamW": ("cayley", ADAMW),
+    "sll, AdamW": ("sll", ADAMW),
+    "bcop, no batch centring": ("bcop", WITHOUT_CENTRING),
+    "cayley, no batch centring": ("cayley", WITHOUT_CENTRING),
+}
+FACTOR, MOST_RATES = 3.0, 6
 
 
 class Trials:
-    """Trains by a recipe and evaluates on held-out images; the data are loaded once."""
+    """Trains by a recipe and evaluates on held-out and on test images; the data are loaded once."""
 
     def __init__(self, root: Path | None) -> None:
-        self.data: ImageData = validation_split(load_data("cifar10", root), 0.1)
+        self.all: ImageData = load_data("cifar10", root)
+        self.data: ImageData = validation_split(self.all, 0.1)
         self.process = Process(torch.device("cpu"))
 
     def run(self, recipe: Recipe, seconds: float | None = None) -> dict[str, Any]:
-        """One run: a number of epochs, or of CPU seconds."""
+        """One run: the epochs of the recipe, or a number of CPU seconds. Accuracies are those of held-out images."""
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, self.data.num_classes, self.data.shape)
-        learner = Learner(recipe, model, self.process)
+        learner = Learner(recipe, model.train(), self.process)
         loader = make_batches(recipe, self.data, self.process, torch.Generator().manual_seed(recipe.seed))
-        steps = recipe.epochs * len(loader)
-        if seconds is not None:
-            steps = max(20, int(seconds / self.seconds_per_step(recipe)))
-        model.train()
+        steps, planned = 0, recipe.epochs * len(loader)
         cpu, wall = time.process_time(), time.monotonic()
-        done = 0
-        while done < steps:
-            for batch in loader:
-                if done == steps:
-                    break
-                rate = learning_rate(recipe, done, steps)
-                learner.step(batch.images, batch.labels, batch_size=len(batch), progress=done / steps, lr=rate)
-                done += 1
+        for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
+            used = steps / planned if seconds is None else (time.process_time() - cpu) / seconds
+            if used >= 1:
+                break
+            rate = learning_rate(recipe, int(used * 10**6), 10**6)
+            loss = learner.step(batch.images, batch.labels, batch_size=len(batch), progress=used, lr=rate)
+            steps += 1
+            if not math.isfinite(loss):
+                raise Diverged(f"the loss is {float(loss)} after {steps} steps")
         times = {"cpu_seconds": round(time.process_time() - cpu, 1), "wall_seconds": round(time.monotonic() - wall, 1)}
         plain = bake(model.eval())
         constants = find_constants(model, plain, recipe, self.data.shape)
-        found = evaluate(plain, self.data.test_images, self.data.test_labels, constants).total
-        return {"accuracy": found.accuracy, "cra": found.cra, "passes": round(steps / len(loader), 2), **times}
-
-    def seconds_per_step(self, recipe: Recipe) -> float:
-        """Median CPU seconds of ten steps of another network of the recipe."""
-        learner = Learner(recipe, build_model(recipe, self.data.num_classes, self.data.shape).train(), self.process)
-        times = []
-        for batch in make_batches(recipe, self.data, self.process, torch.Generator().manual_seed(0)):
-            start = time.process_time()
-            learner.step(batch.images, batch.labels, batch_size=len(batch), progress=0.0, lr=0.0)
-            times.append(time.process_time() - start)
-            if len(times) == 12:
-                break
-        return statistics.median(times[2:])
-
-    def seeds(self, recipe: Recipe, count: int, seconds: float | None = None) -> dict[str, Any]:
-        """Mean and spread of runs with several seeds."""
-        runs = [self.run(recipe.replace(seed=seed), seconds) for seed in range(count)]
-        values = [run["cra"]["36/255"] for run in runs]
+        held_out, test = (
+            evaluate(plain, data.test_images, data.test_labels, constants).total for data in (self.data, self.all)
+        )
         return {
-            "cra_36": round(statistics.mean(values), 4),
-            "spread": round(max(values) - min(values), 4),
-            "accuracy": round(statistics.mean(run["accuracy"] for run in runs), 4),
-            "cpu_seconds": round(statistics.mean(run["cpu_seconds"] for run in runs), 1),
-            "runs": runs,
+            "accuracy": held_out.accuracy,
+            "cra": held_out.cra,
+            "test_accuracy": test.accuracy,
+            "test_cra": test.cra,
+            "passes": round(steps / len(loader), 2),
+            **times,
         }
 
 
-def ablation(trials: Trials, seeds: int, only: list[str]) -> None:
-    record = Record("fast_ablation", seeds=seeds, recipe=BASE.to_json())
+def ablation(trials: Trials, args: argparse.Namespace) -> None:
+    record = Record("fast_ablation", args, BASE, seeds=args.seeds)
     for name, changes in PAIRS.items():
-        if (not only or name in only) and not record.has(name):
-            record.add(
-                {"name": name, "changes": dict(changes)},
-                trials.seeds(BASE.replace(**changes), seeds),
-            )
-
-
-def methods(trials: Trials, seeds: int, only: list[str], seconds: float) -> None:
-    record = Record("methods_by_time", seeds=seeds, budget_cpu_seconds=seconds, recipe=BASE.to_json())
-    for name in ("aol, muon", *METHODS):
-        if (only and name not in only) or record.has(name):
+        if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
             continue
-        recipe = BASE
-        if name != "aol, muon":
-            authors = with_method(BASE.replace(**SGD, lr=0.02), name)
-            recipe = authors.replace(
-                **{field: getattr(BASE, field) for field in ("schedule", "warmup", "weight_decay")}
-            )
+        runs = [trials.run(BASE.replace(seed=seed, **changes)) for seed in range(args.seeds)]
+        row = {"name": name, "changes": dict(changes), **mean_and_spread(runs), "runs": runs}
+        record.rows.append(row)
+        record.write()
+        print(f"{name:45s} {shown(row)}", flush=True)
+
+
+def methods(trials: Trials, args: argparse.Namespace) -> None:
+    recipe = BASE.replace(**SHARED)
+    record = Record("methods_by_time", args, recipe, seeds=args.seeds, budget_cpu_seconds=args.seconds)
+    for name, (method, changes) in {**{name: (name, {}) for name in METHODS}, **INGREDIENTS}.items():
+        if args.only and name not in args.only:
+            continue
+        row = next((row for row in record.rows if row["name"] == name), None)
+        if row is None:
+            row = {"name": name, "method": method, "changes": changes, "runs": []}
+            record.rows.append(row)
+        runs = Runs(trials, record, row, method_recipe(method, changes), args.seconds)
         try:
-            tried = {rate: trials.run(recipe.replace(lr=recipe.lr * rate), seconds)["cra"]["36/255"] for rate in RATES}
-        except (ValueError, RuntimeError) as error:  # a method that does not accept the network, or that diverged
-            print(f"{name}: {error}")
-            continue
-        best = recipe.replace(lr=recipe.lr * max(tried, key=lambda rate: tried[rate]))
-        tried_rates = {f"{recipe.lr * rate:.3g}": value for rate, value in tried.items()}
-        record.add({"name": name, "lr": best.lr, "rates": tried_rates}, trials.seeds(best, seeds, seconds))
+            row["lr"] = search(runs.cra, runs.recipe.lr)
+            for seed in range(1, args.seeds):
+                runs.cra(row["lr"], seed)
+        except ValueError as error:
+            row["failed"] = str(error)  # the method does not support the network
+        row |= mean_and_spread([run for run in row["runs"] if run["lr"] == row.get("lr")], "test_")
+        record.write()
+        print(f"{name:45s} {shown(row)}", flush=True)
+
+
+class Runs:
+    """The runs of a row, by learning rate and seed; those of an earlier session are not run again."""
+
+    def __init__(self, trials: Trials, record: "Record", row: dict[str, Any], recipe: Recipe, seconds: float) -> None:
+        self.trials, self.record, self.row, self.recipe, self.seconds = trials, record, row, recipe, seconds
+
+    def cra(self, rate: float, seed: int = 0) -> float:
+        """CRA at 36/255 on held-out images; 0 for a run that diverged or that has no proved constant."""
+        run = next((run for run in self.row["runs"] if (run["lr"], run["seed"]) == (rate, seed)), None)
+        if run is None:
+            try:
+                found = self.trials.run(self.recipe.replace(lr=rate, seed=seed), self.seconds)
+            except (Diverged, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
+                found = {"diverged": str(error)}
+            run = {"lr": rate, "seed": seed, **found}
+            self.row["runs"].append(run)
+            self.record.write()
+            print(f"{self.row['name']:45s} lr {rate:<8g} seed {seed}: {run.get('cra', run)}", flush=True)
+        return (run.get("cra") or {}).get("36/255") or 0.0
+
+
+def method_recipe(method: str, changes: dict[str, Any]) -> Recipe:
+    """The recipe of a row: loss and clipping are those of the authors of the method, all else is the same for all."""
+    authors = METHODS[method].hyperparameters
+    own = {key: authors[key] for key in ("offset", "temperature", "gradient_clip") if key in authors}
+    return BASE.replace(**SHARED).replace(method=method, **own).replace(**changes)
+
+
+def search(score: Callable[[float], float], start: float) -> float:
+    """The best rate: from `start` upwards while it improves; if it never does, downwards until one is worse.
+
+    Examples:
+        >>> search(lambda rate: 1 / (1 + abs(rate - 2.7)), 0.1)
+        2.7
+        >>> search(lambda rate: float(rate < 0.02), 0.1)
+        0.0111
+    """
+    scores = {start: score(start)}
+    for factor in (FACTOR, 1 / FACTOR):
+        rate, best = start, scores[start]
+        while len(scores) < MOST_RATES:
+            rate = float(f"{rate * factor:.3g}")
+            scores[rate] = score(rate)
+            if scores[rate] <= best and (best or factor > 1):
+                break
+            best = scores[rate]
+        if max(scores.values()) > scores[start]:
+            break
+    return max(scores, key=lambda rate: scores[rate])
+
+
+def mean_and_spread(runs: list[dict[str, Any]], images: str = "") -> dict[str, Any]:
+    """Mean and range over seeds."""
+    if not all("accuracy" in run for run in runs) or not runs:
+        return {"cra_36": None, "spread": None, "accuracy": None, "cpu_seconds": None}
+    values = [run[f"{images}cra"]["36/255"] or 0.0 for run in runs]
+    return {
+        "cra_36": round(statistics.mean(values), 4),
+        "spread": round(max(values) - min(values), 4),
+        "accuracy": round(statistics.mean(run[f"{images}accuracy"] for run in runs), 4),
+        "cpu_seconds": round(statistics.mean(run["cpu_seconds"] for run in runs), 1),
+    }
+
+
+def shown(row: dict[str, Any]) -> str:
+    if row["cra_36"] is None:
+        return row.get("failed", "diverged")
+    return f"{100 * row['cra_36']:.1f} (range {100 * row['spread']:.1f}), {row['cpu_seconds']} s"
 
 
 class Record:
-    """A file of results, written after each row."""
+    """A file of results, written after each run; rows of an earlier session are kept."""
 
-    def __init__(self, name: str, **facts: Any) -> None:
-        self.path = RESULTS / f"{name}.json"
+    def __init__(self, name: str, args: argparse.Namespace, recipe: Recipe, **facts: Any) -> None:
+        self.path = (args.out or RESULTS) / f"{name}.json"
         what = "CIFAR-10, 5,000 training images held out; aol-fast-small; mean and range over seeds; one thread"
-        new = {
-            "what": what,
-            "command": str(__doc__).split("python ")[1 + (name != "fast_ablation")].split("  ")[0].strip(),
-        }
-        self.content = (
-            read_json(self.path) if self.path.exists() else {**new, "torch": torch.__version__, **facts, "rows": []}
-        )
+        command = f"python benchmarks/fast_trials.py {args.part} --data-root DIR"
+        head = {"what": what, "command": command, "torch": torch.__version__, **facts}
+        new = {**head, "recipe": recipe.to_json(), "rows": []}
+        self.content = read_json(self.path) if self.path.exists() else new
+        changed = [key for key, value in facts.items() if self.content[key] != value]
+        if changed or Recipe.from_json(self.content["recipe"]) != recipe:
+            raise SystemExit(f"{self.path} has other {changed[0] if changed else 'recipes'}; move it, or use --out")
+        self.rows: list[dict[str, Any]] = self.content["rows"]
 
-    def has(self, name: str) -> bool:
-        return any(row["name"] == name for row in self.content["rows"])
-
-    def add(self, what: dict[str, Any], found: dict[str, Any]) -> None:
-        self.content["rows"].append({**what, **found})
+    def write(self) -> None:
         write_json(self.path, self.content)
-        print(
-            f"{what['name']:45s} {100 * found['cra_36']:.1f} (range {100 * found['spread']:.1f}), "
-            f"{found['cpu_seconds']} s",
-            flush=True,
-        )
 
 
 def main() -> None:
@@ -191,15 +265,12 @@ def main() -> None:
     parser.add_argument("part", choices=("ablation", "methods"))
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run of `methods`")
+    parser.add_argument("--only", nargs="*", default=[], help="names of rows")
+    parser.add_argument("--out", type=Path, help="directory of the file; default: results/")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    trials = Trials(args.data_root)
-    if args.part == "ablation":
-        ablation(trials, args.seeds, args.only)
-    else:
-        methods(trials, args.seeds, args.only, args.seconds)
+    {"ablation": ablation, "methods": methods}[args.part](Trials(args.data_root), args)
 
 
 if __name__ == "__main__":

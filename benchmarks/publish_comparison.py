@@ -1,6 +1,7 @@
-"""Publish a comparison: results/NAME.json without the layers' own histograms, and the page as results/NAME.html.
+"""Publish a comparison: results/NAME.json without the layers' own histograms.
 
 python benchmarks/publish_comparison.py comparisons/digits compare_digits
+python benchmarks/update_tables.py && python benchmarks/figures.py
 """
 
 import argparse
@@ -8,8 +9,6 @@ import json
 from pathlib import Path
 
 from _harness import RESULTS
-
-from onelip.report import comparison_page
 
 
 def main() -> None:
@@ -21,7 +20,6 @@ def main() -> None:
     # Do not publish local paths.
     text = json.dumps(record).replace(str(args.directory.resolve()), args.directory.name)
     record = json.loads(text)
-    (RESULTS / f"{args.name}.html").write_text(comparison_page(record, args.directory))
     for row in record["rows"]:
         for layer in (row.get("singular_values") or {}).get("layers", ()):
             layer.pop("histogram", None)
@@ -32,7 +30,7 @@ def main() -> None:
         cra = test["cra"]["36/255"] if test else None
         shown = f"{test['accuracy']:.1%}  CRA 36/255 {'-' if cra is None else f'{cra:.1%}'}" if test else row["why"]
         print(f"{row['method']:24}{shown}")
-    print(f"-> results/{args.name}.json, results/{args.name}.html")
+    print(f"-> results/{args.name}.json")
 
 
 if __name__ == "__main__":

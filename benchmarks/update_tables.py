@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,6 +155,19 @@ def measured() -> str:
     return table(heads, rows)
 
 
+def one_epoch() -> str:
+    """Some methods on CIFAR-10."""
+    done = [row for row in read("compare_cifar10")["rows"] if row["status"] == "done"]
+    rows = []
+    for row in done:
+        test = row["results"]["test"]
+        shares = [shown(share, "{:.1%}") for share in (test["accuracy"], *test["cra"].values())]
+        cost = [shown(row[key].get("ratio"), "{:.1f}") for key in ("step", "inference")]
+        rows.append((f"`{row['method']}`", *shares, *cost))
+    radii = [f"CRA {radius}" for radius in done[0]["results"]["test"]["cra"]]
+    return table(("method", "accuracy", *radii, "step", "predict"), rows)
+
+
 def fast() -> str:
     """Runs of the fast networks on CIFAR-10, by CPU seconds."""
     rows = [
@@ -174,6 +188,24 @@ def pairs() -> str:
         for row in read("fast_ablation")["rows"]
     ]
     return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
+
+
+def by_time() -> str:
+    """All methods with one budget of CPU seconds, the best first."""
+    found = sorted(read("methods_by_time")["rows"], key=lambda row: row.get("cra_36") or -1, reverse=True)
+    rows = [
+        (
+            row["name"],
+            f"{row['lr']:g}",
+            f"{statistics.mean(run['passes'] for run in row['runs'] if run['lr'] == row['lr']):.1f}",
+            f"{100 * row['accuracy']:.1f}",
+            f"{100 * row['cra_36']:.1f}",
+            f"{100 * row['spread']:.1f}",
+        )
+        for row in found
+        if row.get("cra_36") is not None
+    ]
+    return table(("method", "rate", "passes", "accuracy", "CRA 36/255", "range"), rows)
 
 
 def zoo() -> str:
@@ -224,7 +256,8 @@ PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
     RESULTS.parent / "docs" / "training.md": (fast, pairs),
-    RESULTS.parent / "docs" / "methods.md": (measured, steps, layers),
+    RESULTS.parent / "docs" / "methods.md": (measured, by_time, steps, layers),
+    RESULTS.parent / "docs" / "compare.md": (one_epoch,),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),
     RESULTS.parent / "docs" / "reproduce.md": (reproduced,),
 }

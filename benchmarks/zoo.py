@@ -19,7 +19,7 @@ import torch
 
 import onelip
 from onelip.core.files import write_json
-from onelip.export.zoo import FOLDER
+from onelip.export.hub import FOLDER
 from onelip.training.recipe import format_seconds
 
 CERTIFIED, ATTACKED = 1000, 200  # images of the certificate, and images that are attacked

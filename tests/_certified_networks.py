@@ -12,7 +12,7 @@ from _certificates import ETA, Builder, U
 from _exact_layers import exact_sum, jacobian, text, up, up_root
 
 from onelip.checker import Rejected, check
-from onelip.cli._verdict import checked, verdict_text
+from onelip.cli.check import checked, verdict_text
 
 
 def dyadic(*shape, seed=0, low=-12, high=13):

@@ -8,7 +8,7 @@ from torch import nn
 from onelip.data import Batches, load_data
 from onelip.losses import OffsetCrossEntropy
 from onelip.training import Recipe, build_model, learning_rate, make_optimizer
-from onelip.training.build import make_augmentation
+from onelip.training.learner import make_augmentation
 
 
 def train_plainly(recipe: Recipe, change_gradients: Callable[[nn.Module], None] = lambda model: None) -> nn.Module:

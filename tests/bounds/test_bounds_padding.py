@@ -8,6 +8,7 @@ from _rational_norms import layer_square_from_below
 from torch import nn
 from torch.nn.utils import parametrize
 
+import onelip
 from onelip.bounds import bound_layer, exact_bound_layer, padding_factor
 from onelip.bounds.linear import geometry_without_copies
 from onelip.core.errors import UnsupportedLayer
@@ -104,3 +105,15 @@ def test_parametrized_layers_are_bounded_too(mode):
     plain = nn.Conv1d(1, 1, 2, padding=1, padding_mode=mode)
     plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
     assert bound_layer(layer, (4,)).value == bound_layer(plain, (4,)).value
+
+
+@pytest.mark.parametrize("mode", ["replicate", "reflect", "circular"])
+def test_padding_that_was_changed_later(mode):
+    # torch pads by a copy that the constructor makes: 2 pixels on each side, of 3.
+    layer = nn.Conv1d(1, 1, 3, padding=2, padding_mode=mode, bias=False).double().requires_grad_(False)
+    nn.init.constant_(layer.weight, 1.0)
+    layer.padding = (0,)
+    true = float(torch.linalg.matrix_norm(layer(torch.eye(3).double()[:, None])[:, 0], 2))
+    assert true <= bound_layer(layer, 3).value < 2 * true
+    assert true <= bound_layer(layer).value
+    assert true <= onelip.audit(nn.Sequential(layer), torch.rand(1, 1, 3).double()).upper

@@ -10,7 +10,8 @@ import onelip
 from onelip.certification.certificate import WeightFile, digest, make_certificate as certificate_of
 from onelip.core.files import write_json
 from onelip.training import Recipe, RunDirectory
-from onelip.training.build import build_model, load_run, save_weights, set_layout
+from onelip.training.build import build_model, load_run, save_weights
+from onelip.training.learner import set_layout
 from onelip.training.run_directory import RunConfig
 
 RECIPE = Recipe(

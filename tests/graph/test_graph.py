@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_map
 
 import onelip
 from onelip.core.errors import CannotTrace
 from onelip.graph.calls import Ref
 from onelip.graph.trace import trace
+from onelip.graph.walk import walk
 from onelip.nn import ConvexResidual, LipschitzModule, MaxMin
 
 
@@ -86,11 +88,14 @@ def test_changed_layers_are_traced_through():
     assert trace(inside, torch.rand(2, 3, 4)).calls[-1].arguments == (Ref(1), 5)
 
 
-def test_a_convolution_that_pads_other_than_it_says_is_traced_through():
+def test_a_convolution_pads_as_torch_does():
     layer = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")
     layer.padding = (0,)
     graph = trace(layer, torch.rand(2, 1, 6))
-    assert [op for _, op in steps(graph)][1] == "aten.pad.default"
+    assert [(op, call.shape) for (_, op), call in zip(steps(graph), graph.calls, strict=True)][1] == (
+        "module",
+        (2, 1, 6),
+    )
 
 
 def test_layers_made_of_layers_are_looked_into_unless_they_state_a_constant():
@@ -129,41 +134,84 @@ def test_unfilled_memory_is_no_constant():
     assert graph.calls[1].arguments[1].isnan().all()
 
 
-def _per_batch(self, x):
-    return torch.cat([x] * x.shape[0], 1)
-
-
-ANOTHER = [
-    (lambda self, x: x * x.shape[0], "mul.Tensor"),
-    (lambda self, x: x * torch.arange(len(x))[:, None], "mul.Tensor"),
-    (lambda self, x: x[:, None].expand(len(x), len(x), 3), "expand"),
-    (lambda self, x: torch.relu(x) if len(x) == 2 else 9 * x, "relu"),
-    (lambda self, x: x.relu().relu() if len(x) == 4 else x.relu(), "relu"),
-    (_per_batch, "cat"),
+COMPUTES_WITH_LENGTH = [
+    (lambda x: x * x.shape[0], "mul.Tensor"),
+    (lambda x: x * (1 + x.shape[0] // 8), "mul.Tensor"),
+    (lambda x: x * (1 + torch.sym_max(x.shape[0] - 8, 0)), "mul.Tensor"),
+    (lambda x: x * (1 + x.numel() // (8 * x.shape[1])), "mul.Tensor"),
+    (lambda x: x * x.shape[0] ** 0.5, "mul.Tensor"),
+    (lambda x: x + torch.full((x.shape[0], 1), x.shape[0]), "full.default"),
+    (lambda x: x + torch.tensor(x.shape[0]), "scalar_tensor"),
+    (lambda x: x.repeat(1, x.shape[0]), "repeat"),
+    (lambda x: F.pad(x, (0, x.shape[0])), "pad"),
+    (lambda x: F.interpolate(x[:, None], size=x.shape[0]), "upsample"),
+    (lambda x: x * (torch.arange(x.shape[0]) >= 8)[:, None], "arange"),
+    (lambda x: x * (torch.ones_like(x).cumsum(0) > 8), "cumsum"),
+    (lambda x: x * (torch.ones_like(x).sum(0, keepdim=True) > 8), "sum"),
+    (lambda x: x * (torch.zeros_like(x).logsumexp(0, keepdim=True) > 2.5), "logsumexp"),
+    (lambda x: x * torch.zeros_like(x).softmax(0), "softmax"),
+    (lambda x: x * torch.ones_like(x).tril(5), "tril"),
+    (lambda x: x * torch.ones_like(x).roll(1, 0), "roll"),
+    (lambda x: x * torch.ones_like(x).select_scatter(torch.zeros(3), 0, 1), "select_scatter"),
+    (lambda x: torch.einsum("bc,kc->b", x, torch.ones_like(x)), "einsum"),
 ]
 
 
-@pytest.mark.parametrize(("forward", "words"), ANOTHER)
-def test_another_program_for_other_batches(forward, words):
-    with pytest.raises(CannotTrace, match=rf"every number of samples, got .*{words}"):
-        trace(module_of(forward), torch.rand(1, 3))
+@pytest.mark.parametrize(
+    ("forward", "op"), COMPUTES_WITH_LENGTH, ids=[str(i) for i in range(len(COMPUTES_WITH_LENGTH))]
+)
+def test_computing_with_the_number_of_samples_or_the_place_in_the_batch(forward, op):
+    with pytest.raises(CannotTrace, match=rf"every number of samples, got .*{op}"):
+        trace(module_of(lambda self, x: forward(x)), torch.rand(1, 3))
 
 
 @pytest.mark.parametrize(
     "forward",
     [
-        lambda self, x: x * (2 if len(x) > 8 else 1),
-        lambda self, x: x * (2 if len(x) > 999 else 1),
-        lambda self, x: x * (2 if x.shape[0] == 100 else 1),
-        lambda self, x: x * (2 if x.size(0) % 7 == 0 else 1),
-        lambda self, x: x * (2 if x.numel() > 1e6 else 1),
-        lambda self, x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(8))]),
-        lambda self, x: torch.cat([part * (i + 1) for i, part in enumerate(torch.split(x, 8))]),
+        lambda x: x * (2 if len(x) > 8 else 1),
+        lambda x: x * (2 if len(x) == 100 else 1),
+        lambda x: x * torch.arange(len(x))[:, None],
+        lambda x: x * (2 if tree_map(len, x) == 100 else 1),  # called from torch
+        lambda x: torch.stack([row * (i + 1) for i, row in enumerate(x)]),
+        lambda x: torch.cat([x] * x.shape[0], 1),
+        lambda x: x * torch.ones(2, 1),
     ],
 )
-def test_branches_at_lengths_that_were_not_traced(forward):
-    with pytest.raises(CannotTrace, match="every number of samples"):
-        trace(module_of(forward), torch.rand(1, 3))
+def test_the_number_of_samples_as_a_plain_number(forward):
+    with pytest.raises(CannotTrace, match="needs the number itself"):
+        trace(module_of(lambda self, x: forward(x)), torch.rand(1, 3))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x * (2 if x.shape[0] == 100 else 1),
+        lambda x: x * (2 if x.shape == (100, 3) else 1),
+        lambda x: x * (2 if x.size(0) % 7 == 0 else 1),
+        lambda x: x * (2 if x.numel() > 1e6 else 1),
+        lambda x: x * (2 if x.untyped_storage().nbytes() > 1e6 else 1),
+        lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split(8))]),
+        lambda x: torch.cat([part * (i + 1) for i, part in enumerate(torch.split(x, 8))]),
+    ],
+)
+def test_branches_on_the_number_of_samples(forward):
+    with pytest.raises(CannotTrace, match="every number of samples, got one that branches"):
+        trace(module_of(lambda self, x: forward(x)), torch.rand(1, 3))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x[:, None].expand(x.shape[0], x.shape[0], 3),
+        lambda x: x @ torch.rand(3, 2) @ torch.rand(2, 3) @ x.t(),
+        lambda x: x.index_fill(0, torch.tensor([0, 1]), 0.0),
+        lambda x: torch.index_put(x, [torch.tensor([0, 1])], torch.zeros(())),
+        lambda x: x[torch.tensor([0, 1])],
+    ],
+)
+def test_samples_that_meet_are_unproved(forward):
+    graph = trace(module_of(lambda self, x: forward(x)), torch.rand(1, 3))
+    assert walk(graph)[graph.output].constant is None
 
 
 @pytest.mark.parametrize(
@@ -175,9 +223,11 @@ def test_sizes_may_be_read(forward):
 
 def test_what_follows_the_batch_by_itself_is_no_other_program():
     def forward(self, x):
-        x = torch.cat([self.token.expand(len(x), 1, 3), x.view(len(x), 1, 3), torch.zeros(len(x), 1, 3)], 1)
-        y = x.new_zeros(len(x), 3) + x[:, 0]
-        return x.reshape(3 * len(x), 3).relu().view(len(x), -1)[:, :3] + y[:, None].expand(len(x), 3, 3).sum(1)
+        n = x.shape[0]
+        x = torch.cat([self.token.expand(n, 1, 3), x.view(n, 1, 3), torch.zeros(n, 1, 3)], 1)
+        y = x.new_zeros(n, 3) + x[:, 0] + (torch.ones_like(x) * self.token)[:, 1]
+        x = torch.bmm(x, self.token.expand(n, 3, 3))
+        return x.reshape(3 * n, 3).relu().view(n, -1)[:, :3] + y[:, None].expand(n, 3, 3).sum(1)
 
     model = module_of(forward)
     model.token = nn.Parameter(torch.rand(1, 1, 3))

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.bounds import bound_layer
 from onelip.core.lipschitz_module import Bound
+from onelip.graph import modules
 from onelip.graph.modules import bound_chain, bound_module, links
 
 
@@ -114,3 +116,70 @@ def test_wrappers_that_compute_something_else(model):
 def test_wrappers_of_torch():
     for model in (nn.DataParallel(nn.ReLU()), torch.compile(nn.ReLU(), backend="eager")):
         assert bound_chain(links(model)).constant == 1.0
+
+
+def test_fixed_weights_are_bounded_as_they_are_stored(monkeypatch):
+    layer = nn.Linear(3, 2)
+    nn.init.constant_(layer.weight, 1.0)
+    assert bound_module(layer).constant is None  # training changes them
+    layer.requires_grad_(False)
+    layer.bias.requires_grad_()
+    assert 6**0.5 <= bound_module(layer).constant < 6**0.5 * (1 + 1e-9)
+    with monkeypatch.context() as patch:  # computed once
+        patch.setattr(modules, "bound_layer", None)
+        assert bound_module(layer).constant is not None
+    version = layer.weight._version
+    layer.weight.data[0, 0] = 100.0
+    assert layer.weight._version == version  # torch does not show this change
+    assert bound_module(layer).constant > 100.0
+    layer.weight.data[0, 0] = math.nan
+    assert bound_module(layer).constant is None
+
+
+def test_fixed_weights_follow_their_settings():
+    layer = nn.Conv1d(1, 1, 2, stride=2, bias=False).requires_grad_(False)
+    nn.init.constant_(layer.weight, 1.0)
+    assert bound_module(layer).constant < 1.5
+    layer.stride = (1,)
+    assert bound_module(layer).constant >= 1.9  # the sum of neighbours, on long signals
+
+
+def test_fixed_weights_on_no_device():
+    assert bound_module(nn.Linear(3, 2, device="meta").requires_grad_(False)).constant is None
+
+
+@pytest.mark.parametrize("name", ["aol-fast-small", "aol-fast-medium"])
+def test_constants_of_the_fast_networks_are_known(name):
+    found = onelip.summary(onelip.create_model(name))
+    assert not found.unproved
+    assert found.constant == pytest.approx(1.0, rel=1e-5)
+    assert [row.bound.why for row in found.layers if row.name == "patches"] == ["fixed weights"]
+
+
+def test_settings_of_other_types_than_those_of_the_constructor():
+    convolution = changed(nn.Conv2d(2, 2, 3), stride=2)  # torch runs it
+    with pytest.raises(onelip.UnsupportedLayer, match="stride to be a tuple of 2 numbers"):
+        bound_layer(convolution)
+    transposed = onelip.aol(nn.ConvTranspose1d(2, 1, 3, padding=3, dilation=2, output_padding=1))
+    for layer, why in (
+        (changed(onelip.aol(nn.Conv2d(2, 2, 3)), stride=2), "tuple of 2 numbers"),
+        (changed(transposed, dilation=(1,)), "does not run"),
+    ):
+        (row,) = onelip.summary(layer).layers
+        assert row.bound.constant is None
+        assert why in row.bound.why
+
+
+def test_an_attribute_that_hides_the_weight():
+    layer = nn.Linear(4, 4).requires_grad_(False)
+    layer.__dict__["weight"] = torch.eye(4) * 9
+    assert bound_module(layer).constant is None
+    assert onelip.audit(layer, torch.rand(2, 4), lower=False).upper >= 9
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, Bound(math.nan, ""), Bound(-1.0, ""), Bound("1", "")])
+def test_layers_that_state_something_else_than_a_bound(answer):
+    layer = changed(Stating(1.0), bound=lambda: answer)
+    with pytest.raises(TypeError, match="to return Bound"):
+        _ = layer.lipschitz_constant
+    assert bound_module(layer).constant is None

@@ -253,3 +253,13 @@ def test_wrapped_networks_are_unwrapped():
 def test_invalid_settings_are_refused(make):
     with pytest.raises(ValueError, match="expected"):
         make()
+
+
+@pytest.mark.parametrize("loss", [EMMALoss(), GloRoLoss()], ids=lambda loss: type(loss).__name__)
+def test_networks_with_fixed_patches(loss):
+    # Overlapping patches are a convolution with fixed weights, which no method bounds.
+    model = onelip.create_model("aol-fast-small").train()
+    images = torch.rand(4, 3, 32, 32)
+    value = loss(model(images), torch.tensor([0, 1, 2, 3]), model=model, images=images)
+    value.backward()
+    assert torch.isfinite(value)

@@ -8,7 +8,7 @@ from torch import nn
 import onelip
 from onelip.certification.certificate import WeightFile, write_certificate
 from onelip.checker import check
-from onelip.export.plain import save_plain
+from onelip.export.files import save_plain
 from onelip.models import create_model
 from onelip.nn import BatchCentering
 

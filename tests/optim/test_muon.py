@@ -341,7 +341,7 @@ def test_unscaled_ends_with_an_error_inside():
     model = network()
     with pytest.raises(KeyError), unscaled(model):
         raise KeyError
-    assert not any(getattr(m, "is_unscaled", False) for m in model.modules())
+    assert not any(getattr(m, "in_training", None) for m in model.modules())
 
 
 def test_unscaled_skips_layers_that_r2_does_not_make_orthogonal():

@@ -25,7 +25,7 @@ from onelip.models.chain import Chain
 from onelip.models.registry import register_model, takes_arguments_of
 from onelip.reproduce import Row, find_experiment, list_experiments, plan as plan_module, reproduce, run as run_module
 from onelip.reproduce.experiments import differences, narrower
-from onelip.reproduce.figures import orthogonality
+from onelip.reproduce.tables import orthogonality
 from onelip.reproduce.text import TextTable
 from onelip.training import Cost, load_run, train_or_reuse
 

@@ -1,14 +1,26 @@
 """Budgets of time: the recipe they start from, the epochs that fit, what is refused."""
 
+import io
 import json
 import re
 
 import pytest
 import torch
 from _runs import call
+from rich.console import Console
 
 from onelip.data import load_data
-from onelip.training import Recipe, RecipeError, budget as module, fit_to_budget, recipe_for_budget, train
+from onelip.training import (
+    Display,
+    Recipe,
+    RecipeError,
+    RunDirectory,
+    budget as module,
+    fit_to_budget,
+    read_config,
+    recipe_for_budget,
+    train,
+)
 from onelip.training.distributed import Process
 from onelip.training.recipe import format_seconds, parse_seconds
 
@@ -70,6 +82,32 @@ def test_bfloat16_where_it_is_faster(monkeypatch, digits):
     times(monkeypatch, 0.1, 0.5, bfloat16=0.05)
     found = fit_to_budget(recipe, 60, digits, CPU)
     assert found.epochs == fit_to_budget(recipe.replace(bf16=True), 60, digits, CPU).epochs
+
+
+def test_evaluations_take_a_tenth_of_the_budget_at_most(monkeypatch, digits):
+    times(monkeypatch, 0.02, 1.5)
+    recipe = fit_to_budget(Recipe(data="digits", model="patchwise-tiny", batch_size=100), 20, digits, CPU)
+    assert -(-recipe.epochs // recipe.evaluate_every) == 2
+    assert steps_of(recipe, digits) * 0.02 > 0.7 * 20
+
+
+@pytest.mark.parametrize(("one", "all_threads", "wanted"), [(0.1, 0.3, 1), (0.3, 0.1, 0)])
+def test_the_faster_number_of_threads(monkeypatch, digits, tmp_path, one, all_threads, wanted):
+    before, shown = torch.get_num_threads(), io.StringIO()
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr(module, "seconds_per_step", lambda recipe, *_: one if recipe.threads == 1 else all_threads)
+        monkeypatch.setattr(module, "seconds_per_evaluation", lambda *_: 0.1)
+        recipe = Recipe(data="digits", model="patchwise-tiny", batch_size=500)
+        assert fit_to_budget(recipe, 8, digits, CPU).threads == wanted
+        assert fit_to_budget(recipe.replace(threads=2), 8, digits, CPU).threads == 2
+        train(recipe, tmp_path / "run", budget=8, display=Display(Console(file=shown, width=200)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    threads, other = ("1 thread", 2) if wanted else ("2 threads", 1)
+    assert f"device    cpu, {threads} (faster than {other}, measured)" in shown.getvalue()
+    assert read_config(RunDirectory(tmp_path / "run")).recipe.threads == wanted
 
 
 def test_small_data_get_small_batches(monkeypatch, digits):

@@ -11,7 +11,7 @@ from _runs import call
 import onelip
 from onelip.core.errors import RecipeError
 from onelip.data import load_data
-from onelip.training import Recipe, budget, memory, read_config, train
+from onelip.training import Recipe, budget, read_config, train
 from onelip.training.distributed import Process
 from onelip.training.learner import Learner
 from onelip.training.run_directory import RunDirectory
@@ -133,7 +133,8 @@ def test_named_data_and_arrays_are_resized(tmp_path):
 # Memory.
 
 
-def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, tmp_path):
+def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(budget, "free_memory", lambda *_: 16e9)
     data = write(tmp_path / "data", (224, 224), count=2)
     flags = ("--data", data, "--model", "aol-small", "--out", tmp_path / "run")
     code, _, err = call(capsys, "train", *flags, "--epochs", "1")
@@ -141,24 +142,26 @@ def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, tmp_pat
     assert re.search(r"35,251\.\d M parameters for images of 224x224 .* at least 42\d\.\d GB.*--image-size 64", err)
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(budget, "free_memory", lambda *_: 2e9)  # 64x64 pixels do not fit either
+    assert "--image-size" not in call(capsys, "train", *flags, "--epochs", "1")[2]
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_one_that_does(monkeypatch):
     recipe = Recipe(data="digits", model="patchwise-tiny", batch_size=500)
-    need, _ = memory.require_memory(recipe, 10, (1, 8, 8), CPU)
+    need, _ = budget.require_memory(recipe, 10, (1, 8, 8), CPU)
     free = (need.fixed + need.least) / 2
-    monkeypatch.setattr(memory, "free_memory", lambda *_: free)
+    monkeypatch.setattr(budget, "free_memory", lambda *_: free)
     with pytest.raises(RecipeError, match="memory are free; use --batch-size") as error:
-        memory.require_memory(recipe, 10, (1, 8, 8), CPU)
+        budget.require_memory(recipe, 10, (1, 8, 8), CPU)
     smaller = int(re.search(r"--batch-size (\d+)", str(error.value)).group(1))
-    memory.require_memory(recipe.replace(batch_size=smaller), 10, (1, 8, 8), CPU)
+    budget.require_memory(recipe.replace(batch_size=smaller), 10, (1, 8, 8), CPU)
 
 
 def test_the_estimate_grows_with_the_batch_and_the_optimizer():
     recipe = Recipe(model="aol-fast-small", batch_size=100)
 
     def need(**changes):
-        return memory.step_memory(recipe.replace(**changes), 10, (3, 32, 32), float("inf"))
+        return budget.step_memory(recipe.replace(**changes), 10, (3, 32, 32), float("inf"))
 
     parameters = sum(p.numel() for p in onelip.create_model("aol-fast-small").parameters())
     assert need().parameters == parameters
@@ -173,13 +176,13 @@ def test_a_budget_shrinks_the_batch_to_the_memory(monkeypatch, quick):
     digits = load_data("digits")
     recipe = onelip.training.recipe_for_budget(20).replace(data="digits")
     usual = onelip.training.fit_to_budget(recipe, 20, digits, CPU).batch_size
-    need, _ = memory.require_memory(recipe.replace(batch_size=usual), 10, (1, 8, 8), CPU)
-    monkeypatch.setattr(memory, "free_memory", lambda *_: need.estimate)
+    need, _ = budget.require_memory(recipe.replace(batch_size=usual), 10, (1, 8, 8), CPU)
+    monkeypatch.setattr(budget, "free_memory", lambda *_: need.estimate)
     assert 20 <= onelip.training.fit_to_budget(recipe, 20, digits, CPU).batch_size < usual
 
 
 def test_free_memory_is_a_number():
-    assert memory.free_memory(torch.device("cpu")) > 2**20
+    assert budget.free_memory(torch.device("cpu")) > 2**20
 
 
 def test_nothing_is_shown_or_timed_without_a_display(tmp_path, monkeypatch, capsys):

@@ -9,8 +9,7 @@ from torch import nn
 
 import onelip
 from onelip.training import PRESETS, Recipe, RecipeError, build_model, learning_rate, make_optimizer, preset
-from onelip.training.build import make_augmentation
-from onelip.training.optimizer import linear_weights
+from onelip.training.learner import linear_weights, make_augmentation
 from onelip.training.recipe import parse_options, preset_for
 
 

@@ -143,7 +143,7 @@ def test_the_data_root_is_remembered(tmp_path, capsys, monkeypatch):
         return real(name)
 
     monkeypatch.setattr("onelip.training.trainer.load_data", load)
-    monkeypatch.setattr("onelip.training.run_data.load_data", load)
+    monkeypatch.setattr("onelip.training.build.load_data", load)
     monkeypatch.chdir(tmp_path)
     train(SMALL.replace(epochs=1), tmp_path / "run", data_root="images")
     root = str(tmp_path / "images")

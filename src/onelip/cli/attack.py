@@ -6,9 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, RunPath, parse, require_file, require_writable, unset
-from onelip.cli._progress import StageProgress
+from onelip.cli._common import (
+    Flag,
+    OptionalNumber,
+    OptionalPath,
+    RunPath,
+    StageProgress,
+    make_console,
+    parse,
+    require_file,
+    require_writable,
+    unset,
+)
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -67,8 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.attacks.result import Claims, read_claims
     from onelip.certification.margins import PAPER_RADII
     from onelip.certification.predict import certify
-    from onelip.training.build import load_run
-    from onelip.training.run_data import load_run_data
+    from onelip.training.build import load_run, load_run_data
 
     loaded = load_run(command.run)
     data = load_run_data(loaded.config, command.data_root)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from onelip.cli._parse import Flag, parse, unset
+from onelip.cli._common import Flag, parse, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:

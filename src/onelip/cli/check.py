@@ -1,14 +1,19 @@
 """`onelip check CERTIFICATE`: check a certificate file with the independent checker."""
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from onelip.cli._parse import Flag, OptionalPath, parse, unset
+from onelip.cli._common import Flag, OptionalPath, parse, printable, unset
+from onelip.core.errors import RecipeError
+
+_MAX_FILES = 100  # files beside a certificate whose hash is computed
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Check, "check", arguments)
 
-    from onelip.cli._verdict import checked, verdict_text
-
+    if command.certificate.is_dir():
+        raise RecipeError(f"{command.certificate}: this is a directory; name the file that onelip certify --out wrote")
     compare = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
     files = (command.weights, command.config, command.images)
     topics = (
@@ -84,8 +89,7 @@ def _compared(
 def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:
     """A function that compares the content of a certificate with the run; it returns a summary or raises ProofError."""
     from onelip.certification.certificate import check_network, find_images
-    from onelip.training.build import load_run
-    from onelip.training.run_data import load_run_data
+    from onelip.training.build import load_run, load_run_data
     from onelip.training.run_directory import RunDirectory
 
     loaded, place = load_run(run), RunDirectory(run)
@@ -98,3 +102,65 @@ def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]],
         return f"same network, weights and config; images and labels are the first {count} of {data.name}, {split}"
 
     return compared
+
+
+def checked(
+    certificate: Path,
+    weights: Path | None = None,
+    config: Path | None = None,
+    images: Path | None = None,
+    *,
+    max_minutes: float | None = None,
+    max_memory: float = 4.0,
+    topics: Collection[str] = (),
+) -> tuple[dict[str, Any], int]:
+    """The verdict and the exit code of the checker. Its messages on the given topics go to stderr."""
+    from onelip.checker.__main__ import verdict
+    from onelip.checker.reading import Rejected, parse, read
+
+    try:
+        content = parse(read(certificate, max_memory), max_memory)
+        weights, config = (
+            weights or _beside(certificate, content["weights"]),
+            config or _beside(certificate, content["config"]),
+        )
+    except (OSError, LookupError, TypeError, Rejected):
+        pass  # the checker reports it
+
+    def log(topic: str, message: str) -> None:
+        if topic in topics:
+            print(message, file=sys.stderr, flush=True)
+
+    return verdict(certificate, weights, config, images, max_minutes=max_minutes, max_memory=max_memory, log=log)
+
+
+def _beside(certificate: Path, part: Mapping[str, str] | None) -> Path | None:
+    """The file that a certificate names, found by its hash beside the certificate if it was renamed or moved there."""
+    if part is None or (named := certificate.parent / part["file"]).is_file():
+        return None
+    beside = sorted(file for file in certificate.parent.iterdir() if file.suffix == named.suffix and file.is_file())
+    for path in beside[:_MAX_FILES]:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == part["sha256"]:
+                return path
+    return None
+
+
+def verdict_text(verdict: dict[str, Any], code: int) -> str:
+    """The verdict for people, in printable characters, so that a file cannot print a verdict of its own."""
+    if not verdict["accepted"]:
+        return f"{'REJECTED' if code == 1 else 'NOT CHECKED'}: {printable(verdict['reason'])}"
+    count = verdict["count"]
+    what = "BOUNDS ACCEPTED, LOGITS NOT CHECKED; if they are right" if code else "ACCEPTED"
+    lines = [f"{what}: {verdict['certified']} of {count} images are certified for the float64 program."]
+    constant, error = verdict["lipschitz"], verdict["error"]
+    lines.append(f"  proved: Lipschitz constant <= {constant!r}, rounding error of the logits <= {error:.3g}")
+    if verdict["cra"]:
+        shares = {printable(r): f"{n / max(count, 1):.2%}" for r, n in verdict["cra"].items()}
+        accuracy = f"accuracy {shares.pop('0')}, " if "0" in shares else ""
+        found = ", ".join(f"{r}: {share}" for r, share in shares.items())
+        lines.append(f"  with the labels in the file: {accuracy}certified robust accuracy {found}")
+    if not code:
+        lines.append(f"  recomputed logits differ by at most {verdict['logits_apart']:.3g}")
+    lines += [f"  {verdict['run']}"] if "run" in verdict else []
+    return "\n".join(lines + [f"  not checked: {printable(what)}" for what in verdict["not_checked"]])

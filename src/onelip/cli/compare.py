@@ -10,8 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalNumber, OptionalPath, parse, unset
+from onelip.cli._common import Flag, OptionalNumber, OptionalPath, make_console, parse, unset
 from onelip.core.errors import Stopped
 from onelip.training.recipe import Recipe, preset
 
@@ -65,8 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     out = command.out or Path("runs", name)
 
     from onelip.compare.plan import Plan
-    from onelip.compare.run import compare
-    from onelip.compare.tables import comparison_tables, failures
+    from onelip.compare.run import compare, comparison_tables, failures
     from onelip.training.display import Display
 
     plan = Plan.make(command.methods, budget=command.budget, recipe=recipe)

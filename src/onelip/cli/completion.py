@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from onelip.cli._parse import parse
+from onelip.cli._common import parse
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from onelip.cli._parse import Flag, OptionalPath, parse, unset
+from onelip.cli._common import Flag, OptionalPath, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 

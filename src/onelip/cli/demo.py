@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onelip.cli._parse import OptionalPath, parse
-from onelip.cli._run_data import new_run_directory
+from onelip.cli._common import OptionalPath, new_run_directory, parse
 
 
 @dataclass(frozen=True)

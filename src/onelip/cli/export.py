@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, require_file, unset
+from onelip.cli._common import Flag, OptionalPath, RunPath, parse, require_file, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ def _hub(command: Export) -> dict[str, Any]:
 def _safetensors(command: Export, source: "Source") -> dict[str, Any]:
     import torch
 
-    from onelip.export.files import ExportError, write_files
-    from onelip.export.plain import plain_bytes
+    from onelip.export.files import ExportError, plain_bytes, write_files
 
     stored = str(next(source.plain.parameters()).dtype).removeprefix("torch.")
     dtype = command.dtype or stored

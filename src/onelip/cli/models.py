@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from onelip.cli._columns import described, listing, output_width
-from onelip.cli._parse import Flag, parse, unset
+from onelip.cli._common import Flag, described, listing, output_width, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, parse, unset
-from onelip.cli._progress import StageProgress
+from onelip.cli._common import Flag, StageProgress, make_console, parse, printable, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -121,6 +119,7 @@ def _print_csv(found: "Predictions") -> None:
 
 
 def _print_table(found: "Predictions") -> None:
+    from rich.markup import escape
     from rich.text import Text
 
     from onelip.training.display import simple_table
@@ -136,7 +135,7 @@ def _print_table(found: "Predictions") -> None:
     for item in found:
         radius = f"{math.floor(item.radius * 1e4) / 1e4:.4f}" if item.radius > 0 else "not certified"  # rounded down
         cells = (item.image, item.class_name, radius, "" if item.pixels is None else str(item.pixels))
-        table.add_row(*map(_printable, cells), *([Text(item.change or "")] if changed else []))
+        table.add_row(*(escape(printable(cell)) for cell in cells), *([Text(item.change or "")] if changed else []))
     make_console().print(table)
     constant = found.certification.constant
     if found.mode == "sound":
@@ -149,10 +148,3 @@ def _print_table(found: "Predictions") -> None:
         print("pixels: largest sum of squared differences of uint8 pixels.")
     if changed:
         print("Images with a change were changed to fit the network; their radii are for the changed images.")
-
-
-def _printable(text: str) -> str:
-    """Text without markup of rich and without control characters."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._parse import Flag, OptionalPath, parse
+from onelip.cli._common import Flag, OptionalPath, parse
 from onelip.core.errors import RecipeError
 
 
@@ -29,7 +29,8 @@ class Report:
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. Default: that of each run."""
     seconds: float = 120.0
-    """Seconds for certifying the images of a run, and again for the attack. Images that do not fit are left out."""
+    """Seconds for each part of a run: proofs, singular values, certifying images, the attack. What does not fit is left
+    out, and the page states it."""
     attack_images: int = 64
     """Number of images of each run to attack; 0 for no attack."""
     overwrite: Flag = False
@@ -45,6 +46,9 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError("expected one or more directories of runs, such as: onelip report runs/demo-1")
     if not command.seconds >= 0 or command.attack_images < 0:
         raise RecipeError("expected --seconds and --attack-images of at least 0")
+    for path in command.runs:
+        if not path.is_dir():
+            raise RecipeError(f"{path}: there is no such directory; name directories of runs")
     out = command.out or command.runs[0] / "report.html"
 
     from onelip.report.page import write_report

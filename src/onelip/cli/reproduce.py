@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from onelip.cli._columns import listing, make_console, output_width
-from onelip.cli._parse import Flag, OptionalPath, parse, unset
+from onelip.cli._common import Flag, OptionalPath, listing, make_console, output_width, parse, unset
 from onelip.core.errors import Stopped
 from onelip.reproduce.experiments import find_experiment, list_experiments
 

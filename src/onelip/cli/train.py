@@ -12,9 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from onelip.cli._columns import make_console
-from onelip.cli._parse import Flag, OptionalPath, parse, unset
-from onelip.cli._run_data import new_run_directory
+from onelip.cli._common import Flag, OptionalPath, make_console, new_run_directory, parse, unset
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
 from onelip.data.registry import known_name
 from onelip.training.recipe import OWN_BUDGET, Recipe, parse_seconds, preset, preset_for, recipe_for_budget

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from onelip.cli._parse import Flag, OptionalPath, RunPath, parse, unset
+from onelip.cli._common import Flag, OptionalPath, RunPath, parse, unset
 
 
 @dataclass(frozen=True)

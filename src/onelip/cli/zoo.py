@@ -7,8 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._columns import listing, output_width
-from onelip.cli._parse import Flag, parse, unset
+from onelip.cli._common import Flag, listing, output_width, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
@@ -30,7 +29,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Zoo, "zoo", arguments)
 
-    from onelip.export.zoo import list_zoo
+    from onelip.export.hub import list_zoo
 
     entries = {entry.name: entry for entry in list_zoo()}
     if command.name is not None and command.name not in entries:

@@ -12,7 +12,6 @@ from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onelip.compare.plan import Budget as Budget, Plan as Plan
-    from onelip.compare.run import compare as compare
-    from onelip.compare.tables import comparison_tables as comparison_tables
+    from onelip.compare.run import compare as compare, comparison_tables as comparison_tables
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

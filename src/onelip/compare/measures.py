@@ -23,10 +23,10 @@ from onelip.core.images import to_float
 from onelip.data import ImageData, validation_split
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.training.budget import seconds_per_step
-from onelip.training.build import build_model, set_layout
+from onelip.training.build import build_model
 from onelip.training.distributed import Process, find_device, use_threads
 from onelip.training.evaluation import is_channels_last
-from onelip.training.learner import Learner
+from onelip.training.learner import Learner, set_layout
 from onelip.training.recipe import Recipe
 
 _LEAST_MEBIBYTES = 2  # the allocator takes memory from the system in pieces of about this size

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from onelip._version import __version__
 from onelip.compare.measures import epochs_within, measure, peak_mebibytes
@@ -25,6 +26,7 @@ from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.methods.registry import METHODS
 from onelip.report.page import comparison_page
+from onelip.report.table import columns, terminal_table
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
 from onelip.training.distributed import stop_on_signals
@@ -247,3 +249,24 @@ def _earlier_result(row: dict[str, Any]) -> str:
     if row["status"] == "done":
         return "finished before"
     return f"failed before (use --retry to train it again): {row['why']}"
+
+
+def comparison_tables(record: dict[str, Any]) -> list[Table]:
+    """Two tables for the terminal, accuracy and cost, each at most 80 characters wide.
+
+    A failed method is a row without numbers; `failures` gives the reasons.
+    """
+    recipe, split = record["plan"]["recipe"], record["split"]
+    rows = [{"name": row["method"], **row} for row in record["rows"]]
+    shown = [column for column in columns(rows, split) if column.title != "images"]  # the same for all
+    first_cost = next(i for i, column in enumerate(shown) if column.title == "step")
+    title = f"{recipe['model']} on {record['data']['name']}, {record['plan']['budget']} each; % of {split} images"
+    return [
+        terminal_table(title, "method", rows, shown[:first_cost]),
+        terminal_table("Cost relative to the network without a method", "method", rows, shown[first_cost:]),
+    ]
+
+
+def failures(record: dict[str, Any]) -> list[str]:
+    """A line for each method that failed."""
+    return [f"{row['method']} failed: {row['why']}" for row in record["rows"] if row["status"] != "done"]

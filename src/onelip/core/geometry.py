@@ -22,6 +22,7 @@ Note [Borders]
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +130,20 @@ def geometry_of(module: nn.Module, input_size: int | Sequence[int] | None = None
             "apply the method to these layers only, or use onelip.constrain"
         )
     assert isinstance(module, nn.modules.conv._ConvNd)
+    _check_settings(module)
     return _conv_geometry(module, input_size)
+
+
+def _check_settings(module: nn.modules.conv._ConvNd) -> None:
+    """torch also runs a layer with `layer.stride = 2`, but its constructor stores one number for each axis."""
+    axes = next(d for d in (1, 2, 3) if isinstance(module, (LINEAR_LAYERS[d], LINEAR_LAYERS[3 + d])))
+    for name in ("kernel_size", "stride", "dilation", "padding"):
+        value: Any = getattr(module, name)
+        if not (isinstance(value, str) and name == "padding") and not (isinstance(value, tuple) and len(value) == axes):
+            raise UnsupportedLayer(
+                f"expected {name} to be a tuple of {axes} numbers, as torch's constructor stores it, got {value!r}; "
+                "set it to such a tuple"
+            )
 
 
 def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[int] | None) -> Geometry:
@@ -169,6 +183,10 @@ def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[i
 
 def padding_of(module: nn.modules.conv._ConvNd) -> list[tuple[int, int]]:
     """Return the padding (left, right) of each axis, as torch applies it."""
+    if module.padding_mode != "zeros":
+        # torch pads by this copy of the setting, which it makes in the constructor; `padding` may have changed since.
+        ends = module._reversed_padding_repeated_twice
+        return [(left, right) for left, right in zip(ends[::2], ends[1::2], strict=True)][::-1]
     if module.padding == "same":
         totals = [d * (k - 1) for k, d in zip(module.kernel_size, module.dilation, strict=True)]
         return [(total // 2, total - total // 2) for total in totals]

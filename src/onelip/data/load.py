@@ -12,8 +12,7 @@ from onelip.core.arguments import did_you_mean
 from onelip.core.errors import ChecksumError, DataError, DataNotFound, UnknownData
 from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
 from onelip.data.image_data import ImageData, image_data_from_arrays
-from onelip.data.image_files import resize_images
-from onelip.data.own import load_folder, load_npz
+from onelip.data.own import load_folder, load_npz, resize_images
 from onelip.data.registry import (
     DIGITS,
     DIGITS_FILE,

@@ -1,16 +1,99 @@
 """Load your own images from an .npz file, or from a folder of PNG and JPEG files with one subfolder per class."""
 
 import os
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from onelip.core.errors import DataError
 from onelip.data.formats import OWN_CAP, read_arrays
-from onelip.data.image_data import ImageData, image_data_from_arrays, stratified_split
-from onelip.data.image_files import IGNORED, read_pixels, resize_images, resize_pixels
+from onelip.data.image_data import ImageData, check_images_and_labels, image_data_from_arrays, stratified_split
+from onelip.data.registry import OFFICIAL, find_in, known_name
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+IGNORED = ("thumbs.db", "desktop.ini")  # files that file managers create
+TRAINING_FORMATS = ("PNG", "JPEG")
+_NEEDS_PILLOW = "image files and --image-size need pillow: pip install 'onelip[images]'"
+FORMATS = (*TRAINING_FORMATS, "BMP", "GIF", "PPM", "TIFF", "WEBP")
+
+
+def read_pixels(path: Path, formats: tuple[str, ...] = TRAINING_FORMATS) -> np.ndarray:
+    """Return the pixels of an image file: uint8, (H, W) if it is grey, else (H, W, 3).
+
+    Raises:
+        DataError: if the file is no complete image in one of the formats, has several frames or transparent pixels, or
+            does not have 8 bits for each channel.
+    """
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError(_NEEDS_PILLOW) from error
+    named = " or ".join((", ".join(formats[:-1]), formats[-1]))
+    try:
+        with warnings.catch_warnings():
+            # Small files can unpack to huge images; pillow only warns up to twice its limit.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=formats) as opened:
+                if (frames := getattr(opened, "n_frames", 1)) > 1 and formats == FORMATS:
+                    raise DataError(f"{path}: expected one image, got {frames} frames; save the frames as files")
+                opened.load()
+                image = ImageOps.exif_transpose(opened)  # as image viewers show it
+    except DataError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: the image is too large: {error}") from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path}: not a complete {named} image ({error}); replace or remove it") from error
+    return _pixels(image, path)
+
+
+def _pixels(image: "Image.Image", path: Path) -> np.ndarray:
+    if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"):
+        raise DataError(f"{path}: expected 8 bits for each channel, got mode {image.mode}; convert it")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        alpha = image.convert("RGBA").getchannel("A").getextrema()
+        if alpha != (255, 255):
+            raise DataError(f"{path}: expected an opaque image, got transparent pixels; add a background")
+    return np.asarray(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
+
+
+def resize_pixels(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Return uint8 pixels, (H, W) or (H, W, 3), resized with Pillow's bilinear filter; it averages when it shrinks."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(_NEEDS_PILLOW) from error
+
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def resize_images(images: np.ndarray, size: tuple[int, int] | None) -> np.ndarray:
+    """Return images (N, C, H, W) with 1 or 3 channels, each resized to (height, width); None leaves them unchanged."""
+    if size is None or images.shape[2:] == size or not len(images):
+        return images
+    resized = np.empty((*images.shape[:2], *size), dtype=np.uint8)
+    for row, image in zip(resized, images, strict=True):
+        pixels = np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+        found = resize_pixels(pixels, size[1], size[0])
+        row[:] = found if found.ndim == 2 else found.transpose(2, 0, 1)
+    return resized
+
+
+def to_grey(pixels: np.ndarray) -> np.ndarray:
+    """Return (H, W, 3) pixels as grey (H, W), weighted by luminance (ITU-R 601); grey pixels keep their values."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(pixels).convert("L"))
+
 
 _ARRAYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
@@ -276,8 +359,8 @@ def _read_all(
         if image.shape[:2] != (height, width) and image_size is None:
             raise DataError(
                 f"{path}: expected {width}x{height} pixels as {files[0][0].name}, got "
-                f"{image.shape[1]}x{image.shape[0]}; resize all images on loading with --image-size, such as "
-                f"--image-size 64 (in Python image_size=(64, 64))"
+                f"{image.shape[1]}x{image.shape[0]}; resize all images on loading: --image-size 64 for a new run, "
+                "--resize for the network of a run (in Python image_size=(64, 64))"
             )
         if image.shape[:2] != (height, width):
             image = resize_pixels(np.ascontiguousarray(image), width, height)
@@ -285,3 +368,92 @@ def _read_all(
         row[:] = image if image.ndim == 2 else image.transpose(2, 0, 1)
     labels = np.array([label for _, label in files], dtype=np.int64)
     return (images[:, :1].copy() if all_grey else images), labels
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Images and labels without a split. The constructor does not check them.
+
+    Attributes:
+        name: name of the data.
+        split: which images these are: "test", "train" or "all".
+        images: (N, C, H, W) uint8.
+        labels: (N) int64, indices of `class_names`.
+        class_names: names of the classes.
+        source: path that the data were read from, for messages.
+    """
+
+    name: str
+    split: Literal["test", "train", "all"]
+    images: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    source: str
+
+    def for_network(self, class_names: Sequence[str], shape: tuple[int, int, int]) -> "LabelledImages":
+        """Return the images with the labels of a network; classes are matched by name, and some may be missing.
+
+        Classes whose names are the numbers from 0, as those of an .npz file without `class_names`, are matched by
+        number. Grey images are repeated for a network of three channels.
+
+        Raises:
+            DataError: if there are other classes, or images of another shape.
+        """
+        by_number = self.class_names == tuple(map(str, range(len(self.class_names))))
+        names = {name: index for index, name in enumerate(class_names)}
+        if by_number and len(self.class_names) <= len(class_names):
+            names |= {name: index for index, name in enumerate(self.class_names)}
+        if unknown := [name for name in self.class_names if name not in names]:
+            raise DataError(
+                f"{self.source}: the network has no class {unknown[0]!r}; classes of the network: "
+                f"{_listed(class_names)}; classes of the data: {_listed(self.class_names)}"
+            )
+        images = self.images
+        if images.shape[1] == 1 and shape[0] == 3:
+            images = images.expand(-1, 3, -1, -1)
+        if images.shape[1:] != shape:
+            sizes = ["x".join(map(str, size)) for size in (shape, images.shape[1:])]
+            hint = "; resize them with --resize" if images.shape[1] == shape[0] else ""
+            raise DataError(f"{self.source}: the network takes images of {sizes[0]} pixels, got {sizes[1]}{hint}")
+        order = torch.tensor([names[name] for name in self.class_names])
+        return replace(self, images=images, labels=order[self.labels], class_names=tuple(class_names))
+
+    def split_as_for_training(self) -> ImageData | None:
+        """Return the data with the split that `load_data` makes; None if they cannot be split."""
+        try:
+            kept, held = stratified_split(self.labels, HELD_OUT)
+            parts = self.images[kept], self.labels[kept], self.images[held], self.labels[held]
+            return ImageData(self.name, *parts, class_names=self.class_names, source=self.source)
+        except DataError:
+            return None
+
+
+def all_labelled(path: str | os.PathLike[str], image_size: tuple[int, int] | None = None) -> LabelledImages | None:
+    """Return all images of a folder or an .npz file without a split; None for other data, which have test images.
+
+    Args:
+        path: the folder or file.
+        image_size: (height, width) to resize the images to; None to keep their size.
+    """
+    place = Path(path).expanduser()
+    is_folder = place.is_dir() and not any(list(find_in(official, place)) for official in OFFICIAL.values())
+    if known_name(path) is not None or not (is_folder or (place.is_file() and place.suffix == ".npz")):
+        return None
+    if (found := load_unsplit(place, image_size=image_size)) is None:
+        return None
+    arrays, class_names = found[:2], tuple(found[2])
+    images, labels = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays)
+    check_images_and_labels(images, labels, str(place))
+    if int(labels.min()) < 0 or int(labels.max()) >= len(class_names):
+        raise DataError(f"{place}: expected labels 0 to {len(class_names) - 1}, got {int(labels.max())}")
+    return LabelledImages(place.resolve().stem, "all", images, labels, class_names, str(place))
+
+
+def part_of(data: ImageData, split: Literal["test", "train"]) -> LabelledImages:
+    """Return the test or the training images of a data set."""
+    images, labels = (data.test_images, data.test_labels) if split == "test" else (data.train_images, data.train_labels)
+    return LabelledImages(data.name, split, images, labels, data.class_names, data.source or data.name)
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from onelip.core.errors import DataError, UsageError
 from onelip.data.formats import OWN_CAP, read_arrays
-from onelip.data.image_files import FORMATS, IGNORED, read_pixels, resize_pixels, to_grey
-from onelip.data.own import as_images
+from onelip.data.own import FORMATS, IGNORED, as_images, read_pixels, resize_pixels, to_grey
 
 T = TypeVar("T")
 
@@ -133,7 +132,9 @@ def _read(
 def _pixels_of(path: Path, cap: int) -> Iterator[tuple[str, np.ndarray]]:
     """Names and pixels, (H, W) or (H, W, 3), of the images of a file."""
     if path.is_dir():
-        raise DataError(f"{path}: expected an image, got a folder; name the folder, or a pattern: '{path}/*.png'")
+        raise DataError(
+            f"{path}: expected an image, got a folder; name that folder, or a pattern: '{path.parent}/**/*.png'"
+        )
     if path.suffix.lower() != ".npz":
         yield str(path), read_pixels(path, FORMATS)
         return

@@ -14,16 +14,21 @@ from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onelip.core.bake import bake as bake
-    from onelip.export.files import ExportError as ExportError, read_certificate as read_certificate
+    from onelip.export.files import (
+        ExportError as ExportError,
+        load_plain as load_plain,
+        read_certificate as read_certificate,
+        save_plain as save_plain,
+    )
     from onelip.export.hub import (
         Pretrained as Pretrained,
+        ZooEntry as ZooEntry,
         from_pretrained as from_pretrained,
+        list_zoo as list_zoo,
         load_pretrained as load_pretrained,
         save_pretrained as save_pretrained,
     )
     from onelip.export.onnx import OnnxReport as OnnxReport, export_onnx as export_onnx
-    from onelip.export.plain import load_plain as load_plain, save_plain as save_plain
     from onelip.export.tryit import TryIt as TryIt, write_tryit as write_tryit
-    from onelip.export.zoo import ZooEntry as ZooEntry, list_zoo as list_zoo
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,7 +1,9 @@
-"""Directories for the Hugging Face hub: config.json, model.safetensors, README.md, certificate.json.
+"""Directories for the Hugging Face hub, and the trained networks of the package, which are such directories.
 
-The config is the config.json of the run, checked against its schema: the architecture is a name of
-`onelip.list_models`, never the path of a class.
+A directory has config.json, model.safetensors, README.md and maybe certificate.json. The config is the config.json of
+the run, checked against its schema: the architecture is a name of `onelip.list_models`, never the path of a class.
+zoo/zoo.json, written by benchmarks/zoo.py, has for each network of the package the command that made it, its results
+and the checksum of its weights.
 """
 
 import hashlib
@@ -23,11 +25,19 @@ from onelip.certification.summary import summary
 from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
-from onelip.core.files import disk_error
-from onelip.export.files import ExportError, ExportTaken, make_folder, read_certificate, write_files
-from onelip.export.plain import plain_bytes, read_plain
-from onelip.export.zoo import find_in_zoo, list_zoo
-from onelip.training.build import LoadedRun, build_plain, load_run, set_layout
+from onelip.core.files import disk_error, read_json
+from onelip.export.files import (
+    ExportError,
+    ExportTaken,
+    UnknownNetwork,
+    make_folder,
+    plain_bytes,
+    read_certificate,
+    read_plain,
+    write_files,
+)
+from onelip.training.build import LoadedRun, build_plain, load_run
+from onelip.training.learner import set_layout
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
 CONFIG, WEIGHTS, CARD, CERTIFICATE = "config.json", "model.safetensors", "README.md", "certificate.json"
@@ -200,7 +210,7 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
 def _download(name: str, revision: str | None) -> Path:
     if not _REPOSITORY.fullmatch(name) or name.startswith("."):
         known = [entry.name for entry in list_zoo()]
-        raise ExportError(
+        raise UnknownNetwork(
             f"{name}: no such directory, and not the name of a repository (owner/name) or of a network of the package "
             f"({', '.join(known)}){did_you_mean(name, known)}"
         )
@@ -395,3 +405,47 @@ def _certified(certificate: dict[str, Any]) -> str:
 def _table(title: str, rows: list[tuple[str, Any]]) -> str:
     lines = [f"| {name} | {'none' if share is None else f'{100 * share:.2f} %'} |\n" for name, share in rows]
     return f"\n{title}\n\n| | |\n|---|---|\n{''.join(lines)}"
+
+
+FOLDER = Path(__file__).with_name("zoo")
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    """A trained network of the package.
+
+    Attributes:
+        name: name for `from_pretrained`.
+        path: its directory, with the model card README.md.
+        facts: its entry in zoo.json: data, model, parameters, accuracy, cra, constant, attack, command, seconds.
+    """
+
+    name: str
+    path: Path
+    facts: dict[str, Any]
+
+
+def list_zoo() -> list[ZooEntry]:
+    """Return the trained networks of the package, in the order of their names.
+
+    Examples:
+        >>> "digits-fast" in [entry.name for entry in list_zoo()]
+        True
+    """
+    entries = read_json(FOLDER / "zoo.json")["networks"]
+    return [ZooEntry(name, FOLDER / name, facts) for name, facts in sorted(entries.items())]
+
+
+def find_in_zoo(name: str) -> Path | None:
+    """Return the directory of a network of the package; None if there is none of this name.
+
+    Raises:
+        ExportError: if its weights do not have the checksum of the package.
+    """
+    for entry in list_zoo():
+        if entry.name == name:
+            weights = entry.path / "model.safetensors"
+            if hashlib.sha256(weights.read_bytes()).hexdigest() != entry.facts["sha256"]:
+                raise ExportError(f"{weights}: the file is damaged (wrong checksum); reinstall onelip")
+            return entry.path
+    return None

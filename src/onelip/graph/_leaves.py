@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onelip.core.contents import is_library
-from onelip.core.geometry import LINEAR_LAYERS, padding_of
+from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule, is_changed
 
 _WHOLE: set[type[nn.Module]] = set()
@@ -34,7 +34,7 @@ def is_leaf(module: nn.Module) -> bool:
     if is_changed(module):
         return False
     if isinstance(module, LINEAR_LAYERS):
-        return _pads_as_it_says(module)
+        return True
     if isinstance(module, LipschitzModule):
         # One made of others, without a constant of its own, has to be looked into.
         return module.proved_constant is not None or next(module.children(), None) is None
@@ -45,14 +45,6 @@ def is_known(module: nn.Module) -> bool:
     """Whether a leaf is a layer of torch or onelip, whose forward keeps nothing."""
     kind = type(module)
     return is_library(kind.__module__, kind.__qualname__, kind)
-
-
-def _pads_as_it_says(module: nn.Module) -> bool:
-    """Whether what a convolution pads is what its settings tell: torch stores it a second time, for other modes."""
-    if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
-        return True
-    stored = [(left, right) for left, right in zip(*[iter(module._reversed_padding_repeated_twice)] * 2, strict=True)]
-    return stored[::-1] == padding_of(module)
 
 
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:

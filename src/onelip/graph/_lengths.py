@@ -1,48 +1,141 @@
-"""Does the program of a model depend on the number of samples, other than that it runs for each of them?
+"""Refuse programs that compute with the number of samples, or with the place of a sample in the batch.
 
-Two traces of two and of four samples do not show what `if x.shape[0] > 8` does. So it is noted whether a forward that
-is not of torch or onelip gets a number from a tensor: its shape, its length, parts of a split. If one does, a further
-trace has an unknown number of samples, and torch lists the conditions on it that the program asked for.
+A bound is about one sample. So torch.export traces a model for an unknown number of samples s, and records each
+condition on s that the program asks for (`if x.shape[0] > 8`). It fails if the program needs s itself (`len(x)`). What
+is left are numbers and tensors that are computed from s:
+
+    x.view(x.shape[0], -1)                      s as a size: allowed
+    x * (1 + x.shape[0] // 8)                   s as a value: refused
+    x + torch.ones_like(x).cumsum(0)            a constant that differs from sample to sample: refused
+    x + torch.ones_like(x) * self.offset        a constant that is the same for every sample: allowed
+
+A *uniform* constant has the shape (s, fixed sizes ...) and is the same for every sample and every s. It is made by
+filling or expanding, and kept uniform by the operations that are listed here. All others are refused.
 """
 
-import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
+from torch.fx import Node as FxNode
 from torch.utils._sympy.numbers import int_oo
 
-# What does not depend on the number of samples.
-_HARMLESS = (Tensor, torch.dtype, torch.device, torch.layout, bool, type(None))
-_RANK = ("dim", "ndimension")
-# Between a forward and this mode, where functions of torch are written in Python.
-_WRAPPERS = ("torch.overrides", "torch.functional", "torch.nn.functional", "torch._tensor", "torch._jit_internal")
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+# Operations that may have s among their sizes, and nowhere else.
+_SIZED = """
+    view reshape _unsafe_view unflatten expand broadcast_to zeros ones full empty new_zeros new_ones new_full new_empty
+"""
+_SIZES = ("size", "sizes", "shape")
+# What keeps a constant uniform if its result has the shape (s, fixed sizes ...): besides operations entry by entry.
+_KEEP = """
+    view reshape _unsafe_view view_as unflatten flatten expand expand_as broadcast_to unsqueeze squeeze permute
+    transpose clone contiguous _to_copy to type_as alias detach lift_fresh_copy slice select narrow cat concat stack
+    split split_with_sizes chunk unbind constant_pad_nd pad copy fill masked_fill rsub slice_scatter select_scatter
+    max min multiply divide subtract true_divide square zeros ones full empty getitem
+"""
+# What may be done with the input and a uniform constant: entries are picked or put by it, or it is a factor for each
+# sample. A contraction is not: einsum("bc,kc->b", x, torch.ones_like(x)) is s times a sum.
+_PAIR = """
+    gather take_along_dim index index_put scatter where masked_scatter index_copy hstack dstack column_stack concatenate
+    bmm baddbmm matmul
+"""
+_SIZED, _KEEP, _PAIR = (frozenset(names.split()) for names in (_SIZED, _KEEP, _PAIR))
 
 
-class Sizes(TorchFunctionMode):
-    """Notes whether code that is not of torch or onelip gets anything from a tensor that its length may decide."""
-
-    is_read = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not isinstance(result, _HARMLESS) and getattr(func, "__name__", "") not in _RANK:
-            frame: Any = sys._getframe(1)
-            while frame and frame.f_globals.get("__name__", "") in _WRAPPERS:
-                frame = frame.f_back
-            caller = frame.f_globals.get("__name__", "") if frame else ""
-            self.is_read |= caller.partition(".")[0] not in ("torch", "onelip")
-        return result
-
-
-def conditions_on_length(running: nn.Module, example: Tensor) -> list[str] | None:
-    """What a program asks of the number of samples, as torch writes it; None if it needs the number itself."""
-    try:
-        program = torch.export.export(
-            running, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False
-        )
-    except Exception:  # also where torch has no such trace for other reasons
-        return None
+def conditions_on_length(program: torch.export.ExportedProgram) -> list[str]:
+    """What a program asks of the number of samples, as torch writes it."""
     ranges = [f"{name} is in {found}" for name, found in program.range_constraints.items() if found.upper != int_oo]
     return [*program._guards_code, *ranges]
+
+
+def reads_shape_only(target: Any) -> bool:
+    """Whether an operation looks at the shape of a tensor, and not at its values: zeros_like and the like."""
+    name = _name(target)
+    return (name.endswith("_like") or name.startswith("new_")) and not is_random(target)
+
+
+def is_random(target: Any) -> bool:
+    """Random numbers are no constants: such an operation stays a call, which has no rule."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def keeps_batch(value: Any, length: torch.SymInt) -> bool:
+    """Whether a tensor has the batch as its first axis, and no other size that depends on its length."""
+    if isinstance(value, tuple | list):
+        return all(keeps_batch(part, length) for part in value)
+    if not isinstance(value, Tensor) or not value.dim():
+        return False
+    first: Any = value.shape[0]
+    is_length = isinstance(first, torch.SymInt) and first.node.expr == length.node.expr
+    return is_length and all(type(size) is int for size in value.shape[1:])
+
+
+def find_use_of_length(nodes: Iterable[FxNode], input: FxNode) -> FxNode | None:
+    """The first node that works with the number of samples, or with the place in the batch; None if none does.
+
+    Args:
+        nodes: of a program that torch.export has traced for an unknown number of samples, in order.
+        input: the placeholder of the input.
+    """
+    length = input.meta["val"].shape[0]
+    depends, uniform = {input}, set[FxNode]()  # on values of the input; uniform constants
+    for node in nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or isinstance(value, NUMBERS):
+            continue
+        operands = node.all_input_nodes
+        if any(isinstance(operand.meta.get("val"), NUMBERS) for operand in operands) and not _only_in_sizes(node):
+            return node
+        with_uniform = any(operand in uniform for operand in operands)
+        by_value = is_random(node.target) or any(operand in depends for operand in operands)
+        if by_value and not reads_shape_only(node.target):
+            depends.add(node)
+            if with_uniform and not (_keeps_uniform(node) or _name(node.target) in _PAIR):
+                return node
+        elif with_uniform or _has_length(value):
+            if not (_keeps_uniform(node) and keeps_batch(value, length)):
+                return node
+            uniform.add(node)
+    return None
+
+
+def _name(target: Any) -> str:
+    return str(target).split(".")[1] if str(target).count(".") == 2 else getattr(target, "__name__", "")
+
+
+def _has_length(value: Any) -> bool:
+    parts = value if isinstance(value, tuple | list) else [value]
+    return any(isinstance(part, Tensor) and any(type(size) is not int for size in part.shape) for part in parts)
+
+
+def _only_in_sizes(node: FxNode) -> bool:
+    """Whether an operation has numbers that depend on the length among its sizes only."""
+    target: Any = node.target
+    if _name(target) not in _SIZED:
+        return False
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False))
+    others = [value for name, value in {**given, **node.kwargs}.items() if name not in _SIZES]
+    found: list[FxNode] = []
+    torch.fx.map_arg(others, found.append)
+    return not any(isinstance(operand.meta.get("val"), NUMBERS) for operand in found)
+
+
+def _keeps_uniform(node: FxNode) -> bool:
+    target: Any = node.target
+    name = _name(target)
+    if "scatter" in name and _axis(node) == 0:
+        return False
+    is_pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
+    return is_pointwise or name in _KEEP or reads_shape_only(target)
+
+
+def _axis(node: FxNode) -> int:
+    """The axis that an operation works along, 0 if it has none."""
+    target: Any = node.target
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dim":
+            given: Any = node.args[place] if place < len(node.args) else node.kwargs.get("dim", argument.default_value)
+            return given % node.meta["val"].dim()
+    return 0

@@ -42,7 +42,7 @@ Read = Callable[[int], Rows]  # the rows of a call, by its index; raises NoRows
 def may_have_rows(call: Call, batch: int) -> bool:
     """Whether `rows_of_call` knows the operation of a call."""
     is_known = call.op in OPERATIONS or call.op in MOVES or call.op in COPIES
-    return is_known and call.dtype in _TYPES and call.shape[:1] == (batch,)
+    return is_known and call.dtype in _TYPES and call.keeps_batch and call.shape[:1] == (batch,)
 
 
 def rows_of_call(step: Step, factor: float | None, read: Read, decisions: Decisions) -> Rows:

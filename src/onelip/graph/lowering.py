@@ -77,7 +77,7 @@ class Lowering:
             self.refuse()
         if call.dtype != torch.float64:
             raise ProofError(f"{self.title}: expected float64 throughout, got {call.dtype}; use model.double()")
-        if call.shape[0] != self.graph.batch:
+        if not call.keeps_batch or call.shape[0] != self.graph.batch:
             raise ProofError(
                 f"{self.title}: expected the batch to stay axis 0, got the shape {call.shape}; keep samples on axis 0"
             )

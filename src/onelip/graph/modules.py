@@ -1,19 +1,23 @@
-"""The bound of a module by itself, by construction: without its input, and without a look at free weights.
+"""The bound of a module by itself, without its input: from its class, its settings and its fixed weights.
 
 One rule per exact type: a subclass may have changed `forward`. Where no rule is known there is no bound, never a guess.
+Weights that training changes are not read (`bound_module`) or read on request (`bound_stored`).
 """
 
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from onelip.bounds.fast import Effort
 from onelip.bounds.linear import bound_layer
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import NonFiniteWeight, UnsoundBound, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
 from onelip.core.parametrization import bound_by_construction
@@ -34,18 +38,50 @@ def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
     """
     if changed := is_changed(module):
         return Bound(None, changed)
-    if isinstance(module, LINEAR_LAYERS):
-        kind = "parametrized by something else" if parametrize.is_parametrized(module) else "free weights"
-        return bound_by_construction(module) or Bound(None, f"{kind}: not bounded by construction")
     try:
-        found = _stated(module, rank) if isinstance(module, LipschitzModule) else bound_by_rule(module)
+        if isinstance(module, LINEAR_LAYERS):
+            found = bound_by_construction(module) or _bound_fixed(module)
+        else:
+            found = _stated(module, rank) if isinstance(module, LipschitzModule) else bound_by_rule(module)
         constant, why = found.constant, found.why
     except Refusal as refusal:
         return Bound(None, str(refusal))
+    except UnsoundBound:
+        raise
     except Exception as error:  # settings that torch refuses, too: a rule that fails proves nothing
         return Bound(None, f"its rule failed: {type(error).__name__}: {error}")
     is_number = isinstance(constant, int | float) and 0 <= constant < math.inf
     return Bound(constant, why) if constant is None or is_number else Bound(None, "its bound is no finite number")
+
+
+_FIXED: WeakKeyDictionary[nn.Module, tuple[Tensor, list[str], Bound]] = WeakKeyDictionary()
+_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "kernel_size", "output_padding")
+
+
+def _bound_fixed(module: nn.Module) -> Bound:
+    """The bound of a linear layer without a parametrization, if its weight needs no gradient: that of what it stores.
+
+    It is computed once for each weight. The weight is compared with a copy, since `weight.data` can be changed without
+    a trace in the version counter of torch.
+    """
+    if parametrize.is_parametrized(module):
+        return Bound(None, "parametrized by something else: not bounded by construction")
+    weight: Any = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.requires_grad:
+        return Bound(None, "free weights: not bounded by construction")
+    if weight.is_meta:
+        return Bound(None, "fixed weights without values: load them first")
+    settings = [repr(getattr(module, name, None)) for name in _SETTINGS]
+    known = _FIXED.get(module)
+    if known is None or known[1] != settings or not _same(known[0], weight):
+        stored = bound_stored(module)
+        why = "fixed weights" if stored.constant is not None else stored.why
+        known = _FIXED[module] = weight.detach().clone(), settings, Bound(stored.constant, why)
+    return known[2]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
 
 
 def _stated(module: LipschitzModule, rank: int | None) -> Bound:
@@ -63,7 +99,7 @@ def bound_stored(module: nn.Module, effort: Effort = "normal") -> Bound:
         return bound_module(module)
     try:
         return Bound(bound_layer(module, effort=effort).value, "stored weights")
-    except UnsupportedLayer as error:
+    except (UnsupportedLayer, NonFiniteWeight, OverflowError) as error:
         return Bound(None, str(error))
 
 

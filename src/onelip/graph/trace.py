@@ -7,17 +7,16 @@ becomes a scatter), so that following the operands follows the data. Layers with
 stay single calls, see Note [Leaves] in _leaves.py.
 
 Note [Batch]
-    A bound is about one sample. So the trace uses two samples, whatever the length of the example, and a rule holds
-    for a call only if axis 0 is the batch before and after it. A second trace, of four samples, must give the same
-    program: see calls.py. Where the forward reads sizes, a third trace has an unknown number of samples, of which the
-    program may ask nothing: see _lengths.py. torch has no such trace of a forward that uses `len(x)`, which is a plain
-    number. Then traces of 17 and of 1000 samples must be the same.
+    A bound is about one sample. So the trace is for an unknown number of samples, about which the program may ask
+    nothing, and which it may not compute with (_lengths.py). The graph is that of two samples. A rule holds for a call
+    only if axis 0 is the batch before and after it.
 
 Note [Calls]
-    A bound must hold every time the model is run. So the model is run between the two traces, with batches of several
-    lengths and other values, with and without gradients. After the first run its state (onelip.core.state) must not
-    change, and the program before the first run must be the same as after it. So the first run may fill a cache, and by
-    induction all runs are the same program. A layer that stays a single call may not do that: its program is not seen.
+    A bound must hold every time the model is run. So a copy of the model is run before it is traced, with batches of
+    several lengths and other values, with and without gradients. After the first run its state (onelip.core.state) must
+    not change, so by induction all later runs are the same program. If the first run changes the state (it fills a
+    cache), the program before that run is traced, too, and must be the same. A layer that stays a single call may not
+    change: its program is not seen.
 """
 
 import contextlib
@@ -40,7 +39,14 @@ from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
 from onelip.graph._constants import in_real_arithmetic
 from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
-from onelip.graph._lengths import Sizes, conditions_on_length
+from onelip.graph._lengths import (
+    NUMBERS,
+    conditions_on_length,
+    find_use_of_length,
+    is_random,
+    keeps_batch,
+    reads_shape_only,
+)
 from onelip.graph._masks import PLACES, Masks
 from onelip.graph.calls import Call, Graph, Ref, first_difference
 
@@ -84,47 +90,33 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
         program = _export(_running_copy(model, leaves, paths), batch, model, paths)
         return _Reader(program, leaves, paths, tuple(batch.shape)).read()
 
+    def fresh() -> nn.Module:
+        return _shared_copy(plain, own, [])
+
     # A second copy would double the memory of a large network; the state shows whether a run writes into a parameter.
     own = [p for p in plain.parameters() if state.holds(p)]
-    used, sizes = _shared_copy(plain, own, []), Sizes()
     with torch.no_grad(), leaves_are(leaves):
-        try:
-            first = read(plain, example[:2])
-        except CannotTrace:
-            _run_in_turn(used, example, paths, sizes)  # which may know a better reason
-            raise
-        state.restore()  # tensors without values may lie in what is shared
-        draws = _run_in_turn(used, example, paths, sizes)
+        used, first = fresh(), None
+        is_changed, draws = _run_in_turn(used, example, paths)
         state.check(own)
-        again = read(used, example)
-        _check_same(first, again)
-        if sizes.is_read:
-            with torch.inference_mode(False), _quietly():
-                conditions = conditions_on_length(_running_copy(used, leaves, paths), example)
-            if conditions is None:
-                for n in (17, 1000):
-                    # Memory that is never touched: torch.export reads no numbers.
-                    _check_same(first, read(used, example.new_empty(n, *example.shape[1:])))
-            elif conditions:
-                raise CannotTrace(
-                    "expected the same program for every number of samples, got one that branches on it, and was "
-                    f"traced where {conditions[0]}; keep the forward from working with the length of the batch"
-                )
-    if draws and not any(_is_random(_target(call)) for call in first.calls):
+        if is_changed:  # Note [Calls]
+            state.restore()
+            first = read(plain, example[:2])
+            state.restore()  # tensors without values may lie in what is shared
+            used = fresh()
+            _run_in_turn(used, example, paths)
+        graph = read(used, example[:2])
+        if first is not None and (changed := first_difference(first, graph)) is not None:
+            raise CannotTrace(
+                "expected the same program at every call, got another one at the second call than at the first, from "
+                f"{changed.place or 'the model'!r} ({changed.op}) on; keep the forward from changing what it reads"
+            )
+    if draws and not any(is_random(_target(call)) for call in graph.calls):
         raise CannotTrace(
             "expected a model that is the same function at every call, got one that draws random numbers of torch in "
             "eval mode, and its graph does not show where; leave them out"
         )
-    return first
-
-
-def _check_same(one: Graph, other: Graph) -> None:
-    if (changed := first_difference(one, other)) is not None:
-        raise CannotTrace(
-            "expected the same program at every call and for every number of samples, got another one for "
-            f"{other.batch} samples than for two before, from {changed.place or 'the model'!r} ({changed.op}) on; keep "
-            "the forward from working with the length of the batch, and from changing what it reads"
-        )
+    return graph
 
 
 def check_model(model: object) -> None:
@@ -220,26 +212,26 @@ def _is_functional(program: torch.export.ExportedProgram) -> bool:
     )
 
 
-def _run_in_turn(
-    model: nn.Module, example: Tensor, leaves: list[str], first: contextlib.AbstractContextManager
-) -> bool:
-    """Run a model several times, as different callers would; whether it draws random numbers of torch. Note [Calls].
+def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> tuple[bool, bool]:
+    """Run a model several times, as different callers would. Note [Calls].
 
-    The first run is inside the given context.
+    Returns:
+        Whether the first run changes the state of the model, and whether any run draws random numbers of torch.
 
     Raises:
-        ChangingModel: if a call changes what the model holds, the first one excepted.
+        ChangingModel: if a later call changes what the model holds.
         CannotTrace: if the model does not take the example.
     """
     strict = [State(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
     generator = torch.Generator().manual_seed(0)
     calls = [torch.rand((n, *example.shape[1:]), generator=generator).to(example) for n in (2, 3, 1)]
+    before = State(model)
     with torch.inference_mode(False), _quietly():
         try:
-            with torch.no_grad(), first:
+            with torch.no_grad():
                 model(example[:2].clone())
         except TypeError:  # a missing argument: the export reports it
-            return False
+            return False, False
         except Exception as error:  # whatever a forward of somebody else raises
             raise CannotTrace(
                 f"expected a model that takes inputs of shape {tuple(example.shape[1:])}, the batch axis left out, got "
@@ -248,13 +240,14 @@ def _run_in_turn(
             ) from error
         for state in strict:
             state.check()
+        is_changed = before.difference() is not None
         after = State(model)
         for x, mode in zip(calls, (torch.no_grad(), torch.enable_grad(), torch.inference_mode()), strict=True):
             # Errors are left to the export: a layer that states its constant may refuse to be differentiated.
             with contextlib.suppress(Exception), mode:
                 model(x.requires_grad_(torch.is_grad_enabled()).clone())
             after.check()  # each time: what changes in turns is back after some calls
-        return after.draws()
+        return is_changed, after.draws()
 
 
 def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
@@ -262,6 +255,7 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
             program = _program(running, example.detach(), plain, leaves)
+            conditions = conditions_on_length(program)
             if not _is_functional(program):
                 # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
                 # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
@@ -269,29 +263,46 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
     except Refused as refused:
         raise CannotTrace(str(refused)) from refused
     except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
+        if "Constraints violated" in str(error):
+            raise CannotTrace(
+                "expected the same program for every number of samples, got one that needs the number itself: len(x), "
+                "int(x.shape[0]), a loop over the samples, or a constant for two samples; use x.shape[0] for sizes, or "
+                "x.flatten(1)"
+            ) from error
         raise CannotTrace(
             f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
             f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
             "further inputs and calls out of torch have none: write them with torch operations, or put them into a "
             "LipschitzModule that states its constant"
         ) from error
+    if conditions:
+        raise CannotTrace(
+            "expected the same program for every number of samples, got one that branches on it, and was traced where "
+            f"{conditions[0]}; keep the forward from working with the length of the batch"
+        )
     _check_signature(program)
     return program
 
 
 def _program(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
-    """torch.export, with the places of constant masks put in (_masks.py)."""
+    """torch.export for an unknown number of samples, with the places of constant masks put in (_masks.py)."""
+
+    def export() -> torch.export.ExportedProgram:
+        sizes: Any = torch.export.ShapesCollection()
+        sizes[example] = {0: torch.export.Dim.DYNAMIC}
+        return torch.export.export(running, (example,), dynamic_shapes=sizes, strict=False)
+
     program = None
     with Masks() as masks:
         try:
-            program = torch.export.export(running, (example,), strict=False)
+            program = export()
         except Exception:
             if not masks.is_used:
                 raise
     if program is not None and not masks.is_used:
         return program
     with Masks(Masks().count(copy.deepcopy(plain), example, leaves)):
-        return torch.export.export(running, (example,), strict=False)
+        return export()
 
 
 @contextlib.contextmanager
@@ -348,13 +359,23 @@ class _Reader:
         self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
         self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see _constants.py
         self.calls: list[Call] = []
+        self.length: Any = None  # the number of samples, as torch.export writes it
 
     def read(self) -> Graph:
         signature = self.program.graph_signature
         stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         stored |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
         held = {**self.program.state_dict, **self.program.constants}
-        for node in _used(self.program.graph):
+        nodes = list(_used(self.program.graph))
+        input = next(node for node in nodes if node.name in signature.user_inputs)
+        self.length = input.meta["val"].shape[0]
+        if (node := find_use_of_length(nodes, input)) is not None:
+            raise CannotTrace(
+                "expected samples that are treated alike for every number of samples, got "
+                f"{_place(node) or 'the model'!r} ({node.target}), which computes with that number or with the place "
+                "of a sample in the batch; leave it out"
+            )
+        for node in nodes:
             if node.op == "placeholder" and node.name in stored:
                 self.values[node] = held[stored[node.name]]
             elif node.op == "placeholder":
@@ -369,10 +390,13 @@ class _Reader:
         raise CannotTrace("expected a graph with an output, got none")
 
     def _call(self, node: FxNode) -> None:
+        if isinstance(node.meta.get("val"), NUMBERS):
+            (self.values[node],) = self._for_two_samples(node, [node.meta["val"]])
+            return
         arguments = tree_map(self._value, tuple(node.args))
         keywords = tree_map(self._value, dict(node.kwargs))
         target: Any = node.target
-        if _reads_shape_only(target):
+        if reads_shape_only(target):
             arguments, keywords = tree_map(self._blank, (arguments, keywords))
         if str(target) == "onelip.leaf.default":
             self._check_weights(arguments[1], arguments[2])
@@ -381,7 +405,7 @@ class _Reader:
                 f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
                 "mask that depends on the input; use torch.where"
             )
-        if not _refers((arguments, keywords)) and not _is_random(target):
+        if not _refers((arguments, keywords)) and not is_random(target):
             self.values[node] = _no_garbage(target, target(*arguments, **keywords))
             real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
             if real is not None:
@@ -409,9 +433,11 @@ class _Reader:
         call = self.calls[argument.index]
         return torch.zeros(call.shape, dtype=call.dtype)
 
-    def _shape(self, node: FxNode, sizes: Sequence[Any]) -> tuple[int, ...]:
-        if all(type(size) is int for size in sizes):
-            return tuple(sizes)
+    def _for_two_samples(self, node: FxNode, numbers: Sequence[Any]) -> tuple[Any, ...]:
+        """Numbers that may depend on the number of samples, as they are for two."""
+        found = tuple(number.node.hint if isinstance(number, NUMBERS) else number for number in numbers)
+        if None not in found:
+            return found
         raise CannotTrace(
             f"expected results of one shape for all inputs, got {_place(node) or 'the model'!r} ({node.target}), whose "
             "shape depends on values; use torch.where instead of masked_select, unique and the like"
@@ -427,12 +453,13 @@ class _Reader:
         value = node.meta.get("val")
         shape, dtype = (), torch.get_default_dtype()
         if isinstance(value, Tensor):
-            shape, dtype = self._shape(node, value.shape), value.dtype
+            shape, dtype = self._for_two_samples(node, value.shape), value.dtype
         elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
             dtype = value[0].dtype
         inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
         index = len(self.calls)
-        self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype))
+        is_kept = not isinstance(value, Tensor) or keeps_batch(value, self.length)
+        self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype, is_kept))
         self.values[node] = Ref(index)
 
     def _finish(self, result: FxNode) -> Graph:
@@ -467,17 +494,6 @@ def _indices(arguments: Any) -> list[int]:
 def _target(call: Call) -> Any:
     """The operation of a call, or None."""
     return functools.reduce(getattr, call.op.split("."), torch.ops) if call.op.count(".") == 2 else None
-
-
-def _reads_shape_only(target: Any) -> bool:
-    """Whether an operation looks at the shape of a tensor, and not at its values: zeros_like and the like."""
-    name = str(target).split(".")[1] if str(target).count(".") == 2 else ""
-    return (name.endswith("_like") or name.startswith("new_")) and not _is_random(target)
-
-
-def _is_random(target: Any) -> bool:
-    """Random numbers are no constants: such an operation stays a call, which has no rule."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _no_garbage(target: Any, value: Any) -> Any:

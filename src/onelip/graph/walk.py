@@ -170,7 +170,7 @@ def _check(step: Step) -> None:
             raise Refusal(f"rounds to {name}, whose rounding error is not negligible; run it in float32 or float64")
         raise Refusal(f"makes {name} of its input, which {'no rule is for' if call.dtype.is_complex else 'jumps'}")
     has_several_results = call.shape == () and call.op != "getitem"
-    if not has_several_results and call.shape[:1] != (step.graph.batch,):
+    if not has_several_results and not (call.keeps_batch and call.shape[:1] == (step.graph.batch,)):
         raise Refusal(f"its result {call.shape} does not have the batch as its first axis")
 
 

@@ -69,6 +69,15 @@ class _ConcatenationPool(_Pool):
         super().__init__(kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():  # of two axes
+            (h, w), n = self.kernel_size, x.dim() - 3
+            windows = x.unflatten(n + 1, [x.shape[n + 1] // h, h]).unflatten(n + 3, [x.shape[n + 2] // w, w])
+            y = windows.movedim([n + 2, n + 4], [n + 1, n + 2]).flatten(n, n + 2)
+        else:
+            y = self._split(x)
+        return y
+
+    def _split(self, x: Tensor) -> Tensor:
         self._check(x)
         *outer, channels = x.shape[: -self.axes]
         sizes, k = x.shape[-self.axes :], self.kernel_size
@@ -108,6 +117,8 @@ class ConcatenationPool2d(_ConcatenationPool):
     """
 
     axes = 2
+    is_scriptable = True
+    kernel_size: tuple[int, int]
 
 
 @like(ConcatenationPool2d, axes=1)

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.plots.curves import (
+    from onelip.plots.charts import (
         accuracies as accuracies,
         certified_accuracy as certified_accuracy,
-        training_curves as training_curves,
-    )
-    from onelip.plots.distributions import (
         confusion as confusion,
         radii as radii,
         singular_values as singular_values,
         spectra as spectra,
+        training_curves as training_curves,
     )
     from onelip.plots.pictures import (
         adversarial_images as adversarial_images,

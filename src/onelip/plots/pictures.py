@@ -1,7 +1,7 @@
 """Pictures: crops of J^T J, the most and the least robust images, and images that an attack found."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,53 @@ from onelip.plots.sources import Run, certified, loaded, middle_image
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ENTRIES = 288  # of a side of the crop: 3 x 3 pixels of 32 channels
+_SIDE = 288  # of a crop: 3 x 3 pixels of 32 channels
 _PIXELS = 3
+
+
+class Crop(NamedTuple):
+    """A crop of $J^T J$, and two blocks of it that are drawn again.
+
+    Attributes:
+        matrix: (n, n) float64.
+        first: rows and columns of the first block, and rows of the second.
+        second: columns of the second block.
+        titles: what matrix and blocks are.
+    """
+
+    matrix: Tensor
+    first: slice
+    second: slice
+    titles: tuple[str, str, str]
+
+
+def crop_of_layer(layer: nn.Module, input_size: int | Sequence[int] = ()) -> Crop:
+    """The crop that `jtj` draws, of a linear layer.
+
+    Examples:
+        >>> crop = crop_of_layer(nn.Conv2d(4, 4, 3, padding=1), 8)
+        >>> len(crop.matrix), crop.first, crop.second
+        (36, slice(16, 20, None), slice(20, 24, None))
+    """
+    if isinstance(layer, nn.Linear):
+        side = min(_SIDE, layer.in_features)
+        half = max(1, min(32, side // 2))
+        titles = (f"first {side} inputs", f"{half} inputs", "and the next")
+        first, second = slice(0, half), slice(half, min(2 * half, side))
+        return Crop(crop_of(layer, rows=[slice(0, side)]), first, second if side > half else first, titles)
+    assert isinstance(layer, LINEAR_LAYERS)
+    dims = layer.weight.dim() - 2
+    sizes = [input_size] * dims if isinstance(input_size, int) else list(input_size)
+    channels = min(layer.in_channels, _SIDE // _PIXELS**dims or 1)
+    whole = center_crop(sizes, _PIXELS, channels)
+    matrix = crop_of(layer, sizes, whole)
+    pixels = [min(_PIXELS, n) for n in sizes]
+    middle = 0
+    for n in pixels:
+        middle = middle * n + n // 2
+    beside = middle + 1 if pixels[-1] // 2 + 1 < pixels[-1] else middle
+    first, second = (slice(pixel * channels, (pixel + 1) * channels) for pixel in (middle, beside))
+    return Crop(matrix, first, second, (f"centre, {len(matrix)} inputs", "A: one pixel", "B: and its neighbour"))
 
 
 @drawing
@@ -48,38 +93,33 @@ def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer:
     Examples:
         >>> figure = jtj(nn.Conv2d(4, 4, 3, padding=1), 8)
         >>> [axes.get_title(loc="left") for axes in figure.axes]
-        ['centre, 36 inputs', 'one pixel', 'and its neighbour']
+        ['centre, 36 inputs', 'A: one pixel', 'B: and its neighbour']
     """
     module, size, name = _layer(source, input_size, layer)
-    dense = isinstance(module, nn.Linear)
-    if dense:
-        part = slice(0, min(_ENTRIES, module.in_features))
-        half = max(1, min(32, module.in_features // 2))
-        one, other = slice(0, half), slice(half, 2 * half)
-        panels = {
-            f"first {part.stop} inputs": ([part], [part]),
-            f"{half} inputs": ([one], [one]),
-            "and the next": ([one], [other]),
-        }
-    else:
-        sizes = [size] * (module.weight.dim() - 2) if isinstance(size, int) else list(size)
-        channels = min(module.in_channels, _ENTRIES // _PIXELS ** len(sizes) or 1)
-        whole, one = center_crop(sizes, _PIXELS, channels), center_crop(sizes, 1, channels)
-        beside = slice(one[-2].start + 1, one[-2].start + 2) if one[-2].stop < sizes[-1] else one[-2]
-        panels = {
-            "centre": (whole, whole),
-            "one pixel": (one, one),
-            "and its neighbour": (one, [*one[:-2], beside, one[-1]]),
-        }
-    crops = {title: crop_of(module, size, *where).numpy() for title, where in panels.items()}
-    if not dense:
-        crops = {f"centre, {len(crops['centre'])} inputs": crops.pop("centre"), **crops}
-    figure, places = new_figure(2.35, 1, 3)
-    for axes, (title, values) in zip(places, crops.items(), strict=True):
-        _signed(figure, axes, values)
-        axes.set_title(title)
+    figure = draw_crops({"": crop_of_layer(module, size)})
     if name:
-        figure.suptitle(f"{name}: {module}", fontsize=8, color=SOFT)
+        figure.suptitle(f"{name}: {_described(module)}", fontsize=8, color=SOFT)
+    return figure
+
+
+@drawing
+def draw_crops(crops: Mapping[str, Crop]) -> "Figure":
+    """Draw crops and their blocks, a row of three pictures for each name, each picture with its own colour scale."""
+    from matplotlib.patches import Rectangle
+
+    figure, places = new_figure(0.15 + 2.2 * len(crops), len(crops), 3, squeeze=False)
+    for row, (name, crop) in zip(places, crops.items(), strict=True):
+        matrix, first, second = crop.matrix, crop.first, crop.second
+        for axes, title, part in zip(
+            row, crop.titles, (matrix, matrix[first, first], matrix[first, second]), strict=True
+        ):
+            _signed(axes, part.numpy())
+            axes.set_title(title)
+        row[0].set_ylabel(name, color=INK)
+        for columns in (first, second):
+            corner = (columns.start - 0.5, first.start - 0.5)
+            size = (columns.stop - columns.start, first.stop - first.start)
+            row[0].add_patch(Rectangle(corner, *size, fill=False, edgecolor=INK, linewidth=0.8))
     return figure
 
 
@@ -104,14 +144,30 @@ def _layer(source: Any, input_size: int | Sequence[int], name: str | None) -> tu
 
 
 def _interest(module: nn.Module) -> tuple[bool, int]:
-    """Whether the windows of a layer overlap, and the number of channels to draw."""
+    """Whether the windows of a layer overlap, and the number of channels to draw; one group of channels is drawn."""
     if not isinstance(module, nn.modules.conv._ConvNd):
         return False, 0
     spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    return any(d * (k - 1) >= s for k, s, d in spans), min(32, module.in_channels)
+    overlaps = any(d * (k - 1) >= s for k, s, d in spans)
+    return overlaps and module.groups == 1, min(32, module.in_channels // module.groups)
 
 
-def _signed(figure: "Figure", axes: Any, values: Any) -> None:
+def _described(module: nn.Module) -> str:
+    """A layer in a few words.
+
+    Examples:
+        >>> _described(nn.Conv2d(64, 128, 2, stride=2)), _described(nn.Linear(4, 2))
+        ('Conv2d 2x2, stride 2, 64 to 128 channels', 'Linear, 4 to 2')
+    """
+    if isinstance(module, nn.Linear):
+        return f"Linear, {module.in_features} to {module.out_features}"
+    assert isinstance(module, nn.modules.conv._ConvNd)
+    kernel = "x".join(map(str, module.kernel_size))
+    stride = f", stride {max(module.stride)}" if max(module.stride) > 1 else ""
+    return f"{type(module).__name__} {kernel}{stride}, {module.in_channels} to {module.out_channels} channels"
+
+
+def _signed(axes: Any, values: Any) -> None:
     """A matrix with positive entries in one colour and negative ones in another, and its scale."""
     scale = max(float(np.abs(values).max()), 1e-300)
     axes.imshow(shade(SERIES[0], values / scale))

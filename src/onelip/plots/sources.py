@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from onelip.certification.result import Certification
-from onelip.training.build import LoadedRun, load_run
-from onelip.training.run_data import load_run_data
+from onelip.training.build import LoadedRun, load_run, load_run_data
 from onelip.training.run_directory import RunDirectory, read_log
 
 Run = str | PathLike[str] | LoadedRun

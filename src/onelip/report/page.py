@@ -9,12 +9,12 @@ from jinja2 import Environment, StrictUndefined
 
 from onelip import plots
 from onelip._version import __version__
-from onelip.certification.margins import radius_name
+from onelip.certification.margins import PAPER_RADII, radius_name
 from onelip.core.errors import PathTaken, RecipeError, reason
 from onelip.core.files import read_json, write_whole
+from onelip.core.paper import paper
 from onelip.plots.canvas import PALETTE
 from onelip.report.gather import Drawing, Say, View, draw, examine, is_comparison, read_run
-from onelip.report.paper import paper_results
 from onelip.report.table import Row, columns
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _LARGEST = 1_900_000  # bytes of figures on a page
 _OVERLAID = 8  # runs in one figure
 _RECORD = {"rows", "plan", "data", "split", "commands", "onelip", "torch", "machine", "threads"}  # of a comparison
 _START = b"<!DOCTYPE html>"
+_PAPER = {"cifar10": "table-3", "cifar100": "table-4"}  # tables of the paper by the name of the data
 
 
 class Written(NamedTuple):
@@ -54,7 +55,9 @@ def write_report(
         paths: run directories, or one directory of `onelip compare`, which stands for all its runs.
         out: the file to write.
         data_root: directory of named data sets; by default that of each run.
-        seconds: time for certifying the images of a run, and again for the attack. Images that do not fit are left out.
+        seconds: time for each part of a run: proofs, singular values, certifying images, the attack. Layers and images
+            that do not fit are left out; a proof or an attack without any result after it (at least a minute) is given
+            up. The page states what is missing.
         attack_images: number of images of each run to attack; 0 for no attack.
         overwrite: replace an existing file.
         say: called with a line of text from time to time.
@@ -207,6 +210,22 @@ def _paper_rows(views: list[View]) -> list[Row]:
     return list(rows.values())
 
 
+def paper_results(data: str, model: str) -> dict[str, dict[float, float]]:
+    """The published network that is nearest to a model, and its accuracies by radius; none for other data.
+
+    Examples:
+        >>> paper_results("cifar10", "aol-large")
+        {'AOL-Large, 1000 epochs (paper)': {0.0: 0.716, 0.141...: 0.64, 0.282...: 0.564, 0.423...: 0.49, 1.0: 0.237}}
+        >>> paper_results("digits", "patchwise-tiny")
+        {}
+    """
+    rows = paper()["tables"][_PAPER[data]]["rows"] if data in _PAPER else []
+    known = {row["name"]: row["values"] for row in rows if row["name"].startswith("AOL")}
+    name = next((name for name in known if name.lower().split("-")[1] in model.lower()), "AOL-Small")
+    shares = dict(zip((0.0, *PAPER_RADII), (round(p / 100, 3) for p in known.get(name, ())), strict=False))
+    return {f"{name}, 1000 epochs (paper)": shares} if shares else {}
+
+
 def _cards(view: View, split: str) -> list[tuple[str, str]]:
     """The most important numbers of a run."""
     row = next((row for row in view.more if row["name"].endswith(", certified")), view.row)
@@ -236,7 +255,7 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
     some = "" if len(few) == len(done) else f" The {len(few)} runs with the largest CRA."
     certified = {name: view.certification for name, view in few.items() if view.certification is not None}
     attacks = {name: view.attack for name, view in few.items() if view.attack is not None}
-    paper = {
+    published = {
         name: shares
         for view in few.values()
         for name, shares in paper_results(view.data, str(view.recipe.get("model"))).items()
@@ -246,9 +265,10 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
             "Certified accuracy by radius",
             "A lower bound of the accuracy under every change of that norm. The true robust accuracy is between it and "
             f"the accuracy under the attack.{some}",
-            lambda: plots.certified_accuracy(certified, attacks=attacks, paper=paper),
+            lambda: plots.certified_accuracy(certified, attacks=attacks, paper=published),
         )
-    if logs := {name: view.log for name, view in few.items() if view.log}:
+    logs = {name: view.log for name, view in few.items() if view.log}
+    if any(len(log) > 1 for log in logs.values()):  # a single epoch is no curve; the table has its numbers
         single = next(iter(logs.values())) if len(logs) == 1 else None
         add(
             "Training",

@@ -26,9 +26,17 @@ from onelip.core.files import locked, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.models.registry import list_models, model_builder
 from onelip.reproduce.experiments import Experiment, Style, find_experiment
-from onelip.reproduce.figures import draw_figure, figure_table, orthogonality, panels_of
 from onelip.reproduce.plan import FORMAT, Job, Options, job_seconds, plan_jobs, plan_lines, state_of
-from onelip.reproduce.tables import layers_table, methods_table, results_of, results_table
+from onelip.reproduce.tables import (
+    draw_figure,
+    figure_table,
+    layers_table,
+    methods_table,
+    orthogonality,
+    panels_of,
+    results_of,
+    results_table,
+)
 from onelip.reproduce.text import TextTable
 from onelip.training.display import Display
 from onelip.training.distributed import Process, processes, stop_on_signals
@@ -206,7 +214,9 @@ def _table(
         rows = results_of(experiment, out, failed)
         return results_table(experiment, rows), {"rows": rows}, []
     panels = panels_of(experiment, out, failed)
-    rows = [{**panel, "crop": None if panel["crop"] is None else orthogonality(panel["crop"])} for panel in panels]
+    rows = [
+        {**panel, "crop": None if panel["crop"] is None else orthogonality(panel["crop"].matrix)} for panel in panels
+    ]
     return figure_table(experiment, panels), {"panels": rows}, panels
 
 
@@ -237,7 +247,7 @@ def _write_files(
         if any(panel["crop"] is not None and "recipe" in panel for panel in panels or ()):
             try:
                 for suffix in ("png", "svg"):
-                    draw_figure(experiment, panels or [], out / f"{experiment.name}.{suffix}")
+                    draw_figure(panels or [], out / f"{experiment.name}.{suffix}")
                     files.append(out / f"{experiment.name}.{suffix}")
             except ImportError as error:  # the numbers are written all the same
                 (display or Display(None)).print(f"no picture: {error}")

@@ -1,5 +1,6 @@
-"""The tables of a reproduction: the paper's figures, ours and the difference, from the run directories on disk."""
+"""The tables and figures of a reproduction: the paper's numbers, ours and the difference, from the run directories."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import RunError, reason
-from onelip.core.files import read_json
+from onelip.core.files import read_json, write_whole
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.methods.describe import FOOTNOTES, supported_layers
 from onelip.methods.registry import METHODS
 from onelip.models.registry import create_model
 from onelip.nn import MaxMin
+from onelip.plots.pictures import crop_of_layer, draw_crops
 from onelip.reproduce.experiments import Experiment, Row, columns, differences
 from onelip.reproduce.text import TextTable
+from onelip.training.build import load_run
 from onelip.training.run_directory import RunDirectory, read_config
 
 AS_PUBLISHED, SCALED, UNFINISHED, FAILED, ELSEWHERE = "as published", "scaled", "not finished", "failed", "not run here"
@@ -202,3 +205,106 @@ def linear_layer(plain: nn.Module, number: int, shape: tuple[int, ...]) -> tuple
         for handle in handles:
             handle.remove()
     return seen[number - 1]
+
+
+# Figures: crops of J^T J of trained layers, and numbers that state how orthogonal they are.
+
+
+def panels_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The panels of a figure: the centre crop of J^T J, where the run is finished, and its numbers.
+
+    Args:
+        experiment: a figure.
+        out: directory of the runs.
+        failed: reasons by the name of the run.
+
+    Returns:
+        One dictionary for each panel, with its `crop` (`onelip.plots.pictures.Crop`) or None.
+    """
+    found = []
+    for row in experiment.rows:
+        panel: dict[str, Any] = {"name": row.name, "source": row.source, "crop": None, "label": ""}
+        found.append(panel)
+        if row.model is None:
+            panel |= {"run": "exact", "label": "the identity, which every orthogonal layer has"}
+            if other := next((p["crop"] for p in found if p["crop"] is not None), None):
+                panel["crop"] = other._replace(matrix=torch.eye(len(other.matrix), dtype=torch.float64))
+            continue
+        name = row.run_name(experiment.data)
+        if name in failed:
+            panel |= {"run": FAILED, "label": failed[name]}
+            continue
+        if not RunDirectory(out / name).results.exists():
+            panel |= {"run": UNFINISHED, "label": "the run is not finished"}
+            continue
+        try:
+            loaded = load_run(out / name)
+            layer, size = linear_layer(loaded.plain.cpu(), row.layer, loaded.config.shape)
+            label = differences(loaded.config.recipe, row.published(experiment.data))
+            assert isinstance(layer, nn.Conv2d)
+            panel |= {
+                "run": SCALED if label else AS_PUBLISHED,
+                "label": "; ".join(filter(None, (label, f"layer {row.layer}, {_described(layer, size)}"))),
+                "crop": crop_of_layer(layer, size),
+                "recipe": {**loaded.config.recipe.to_json(), "data": experiment.data},
+            }
+        except (RunError, ValueError) as error:  # of another version, or damaged
+            panel |= {"run": FAILED, "label": reason(error)}
+    return found
+
+
+def _described(layer: nn.Conv2d, size: tuple[int, ...]) -> str:
+    kernel = "x".join(map(str, layer.kernel_size))
+    shape = f"{layer.in_channels} to {layer.out_channels} channels"
+    return f"a convolution {kernel}, {shape}, on {' x '.join(map(str, size))} pixels"
+
+
+def orthogonality(crop: Tensor) -> dict[str, float]:
+    """Numbers that say how near a symmetric crop of J^T J is to the identity.
+
+    Examples:
+        >>> orthogonality(torch.eye(3))["largest off-diagonal entry"]
+        0.0
+    """
+    diagonal = crop.diagonal().double()
+    others = crop.double()[~torch.eye(len(crop), dtype=torch.bool)].abs()
+    return {
+        "smallest diagonal entry": float(diagonal.min()),
+        "median diagonal entry": float(diagonal.quantile(0.5)),
+        "largest diagonal entry": float(diagonal.max()),
+        "largest off-diagonal entry": float(others.max()),
+        "mean off-diagonal entry": float(others.mean()),
+        "off-diagonal below 0.01, %": 100 * float((others < 0.01).double().mean()),
+    }
+
+
+def figure_table(experiment: Experiment, panels: list[dict[str, Any]]) -> TextTable:
+    """The numbers of the panels. The paper shows pictures only."""
+    lines = [
+        (panel["name"], panel["run"], measure, f"{value:.4f}")
+        for panel in panels
+        if panel["crop"] is not None
+        for measure, value in orthogonality(panel["crop"].matrix).items()
+    ]
+    lines += [(p["name"], p["run"], "-", "-") for p in panels if p["crop"] is None]
+    notes = [f"{panel['name']}: {panel['label']}." for panel in panels if panel["label"]]
+    notes.append(
+        "Entries of the centre crop of JᵀJ, without sign off the diagonal. The paper has the picture, and no numbers."
+    )
+    return TextTable(_title(experiment), ("panel", "our run", "measure", "ours"), lines, notes, 3)
+
+
+def draw_figure(panels: list[dict[str, Any]], path: Path) -> None:
+    """Draw the panels that have a crop, one in each row.
+
+    Args:
+        panels: from `panels_of`.
+        path: file to write (.png, .svg or .pdf).
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    shown = {f"{panel['name']} ({panel['run']})": panel["crop"] for panel in panels if panel["crop"] is not None}
+    buffer = io.BytesIO()
+    draw_crops(shown).savefig(buffer, format=path.suffix.lstrip("."), dpi=160)
+    write_whole(path, buffer.getvalue())

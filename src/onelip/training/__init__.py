@@ -30,8 +30,11 @@ if TYPE_CHECKING:
         evaluate as evaluate,
         find_constants as find_constants,
     )
-    from onelip.training.learner import Learner as Learner
-    from onelip.training.optimizer import learning_rate as learning_rate, make_optimizer as make_optimizer
+    from onelip.training.learner import (
+        Learner as Learner,
+        learning_rate as learning_rate,
+        make_optimizer as make_optimizer,
+    )
     from onelip.training.prediction import Prediction as Prediction, Predictions as Predictions
     from onelip.training.recipe import (
         PRESETS as PRESETS,

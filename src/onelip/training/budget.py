@@ -1,29 +1,181 @@
-"""Budgets of time instead of numbers of epochs: a recipe for it, and the epochs that fit, from the measured speed.
+"""Memory and time of a run before it starts: estimates, the epochs that fit into a budget, and the printed block.
 
-The network, the batch size and the learning rate come from a small table; results/fast_training.json has the runs that
-it was chosen by. Steps run in bfloat16 where that is measured to be faster; evaluation never does. The number of steps
-is fixed before the run starts, so the learning rate ends at zero with the last of them, and a run that is killed
-resumes to the same weights.
+The network, the batch size and the learning rate of a budget come from a small table (`onelip.training.recipe`);
+results/fast_training.json has the runs that it was chosen by. Steps run in bfloat16 where that is measured to be
+faster; evaluation never does. The number of steps is fixed before the run starts, so the learning rate ends at zero
+with the last of them, and a run that is killed resumes to the same weights.
 """
 
 import math
+import os
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
 from onelip.data import ImageData, validation_split
-from onelip.training.distributed import Process
+from onelip.training.build import build_model
+from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
-from onelip.training.memory import require_memory, trial_model
+from onelip.training.objective import resolve_method
 from onelip.training.recipe import Recipe, format_seconds, recipe_for_budget
 
-_EVALUATIONS = 10  # at most, in a run: each takes time from training
+_STATES = {"sgd": 1, "muon": 1, "adamw": 2}  # tensors of the optimizer for each parameter
+_TEMPORARY = 2.0  # memory of a step relative to its saved tensors; measured: 0.2 to 2.9, about 2 for aol-fast
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Memory of a training step, without that of the data and of Python itself.
+
+    Attributes:
+        parameters: number of parameters.
+        fixed: bytes of weights, gradients, optimizer and average.
+        saved: bytes that the backward pass needs.
+    """
+
+    parameters: int
+    fixed: int
+    saved: int
+
+    @property
+    def least(self) -> int:
+        """Bytes that a step needs in any case."""
+        return self.fixed + self.saved
+
+    @property
+    def estimate(self) -> int:
+        """Bytes of a step with its temporary tensors."""
+        return self.fixed + round(_TEMPORARY * self.saved)
+
+
+def step_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], free: float) -> StepMemory:
+    """Estimate the memory of a step of one process.
+
+    Parameters are counted on the meta device. If they fit, the network runs on two and on four images, and the tensors
+    that are kept for its backward pass are counted.
+
+    Args:
+        recipe: the recipe.
+        num_classes: number of classes.
+        shape: shape of an image.
+        free: bytes that may be allocated.
+    """
+    count, fixed = _fixed_memory(recipe, num_classes, shape)
+    if fixed > free:
+        return StepMemory(count, fixed, 0)
+    model = trial_model(recipe, num_classes, shape)
+    two, four = (_saved_bytes(model, torch.zeros(images, *shape)) for images in (2, 4))
+    each = max(0, four - two) / 2
+    return StepMemory(count, fixed, round(two + each * (-(-recipe.batch_size // recipe.accumulate) - 2)))
+
+
+def _fixed_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Number of parameters, and bytes of weights, gradients, optimizer and average; the network is not allocated."""
+    with torch.device("meta"):
+        parameters = list(build_model(recipe, num_classes, shape).parameters())
+    stored = sum(p.numel() * p.element_size() for p in parameters)
+    return sum(p.numel() for p in parameters), stored * (2 + _STATES[recipe.optimizer] + bool(recipe.ema))
+
+
+def _saved_bytes(model: nn.Module, images: Tensor) -> int:
+    """Bytes of the different tensors that a forward pass keeps for the backward pass."""
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(images)
+    del output
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in weights)
+
+
+def trial_model(
+    recipe: Recipe, num_classes: int, shape: tuple[int, int, int], device: torch.device | None = None
+) -> nn.Module:
+    """A network of the recipe to measure with; the random generators are unchanged."""
+    with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
+        return build_model(recipe, num_classes, shape).to(device)
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that can be allocated on a device; infinite if that is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return float("inf")
+    found: list[float] = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    with suppress(OSError, ValueError):  # the limit of a container
+        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        found.append(int(limit) - int(used))
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=float("inf"))
+
+
+def require_memory(
+    recipe: Recipe, num_classes: int, shape: tuple[int, int, int], process: Process
+) -> tuple[StepMemory, float]:
+    """Estimate the memory of a step, and compare it with the free memory, before the network is allocated.
+
+    Args:
+        recipe: the recipe.
+        num_classes: number of classes.
+        shape: shape of an image.
+        process: this process among several, which share the memory of the machine.
+
+    Returns:
+        The estimate, and the free bytes of this process.
+
+    Raises:
+        RecipeError: if a step cannot fit; the message has options that make it fit.
+    """
+    free = free_memory(process.device)
+    if process.device.type == "cpu":
+        free /= int(os.environ.get("LOCAL_WORLD_SIZE", process.count))
+    need = step_memory(recipe.replace(batch_size=-(-recipe.batch_size // process.count)), num_classes, shape, free)
+    if need.least <= free:
+        return need, free
+    advice = []
+    if need.fixed < free and (batch_size := int((free - need.fixed) / max(need.saved, 1) * recipe.batch_size * 0.6)):
+        advice.append(f"--batch-size {batch_size}, --accumulate {-(-recipe.batch_size // batch_size)}")
+    if need.fixed > free / 4 and not recipe.model.startswith("aol-fast"):
+        advice.append("--budget 10m without --model, which takes a network sized to the images,")
+    if max(shape[1:]) > 64 and _fixed_memory(recipe, num_classes, (shape[0], 64, 64))[1] < free / 2:
+        advice.append("--image-size 64")
+    raise RecipeError(
+        f"{recipe.model} has {need.parameters / 1e6:,.1f} M parameters for images of {shape[2]}x{shape[1]} pixels; "
+        f"a step needs at least {format_bytes(need.least)}, and {format_bytes(free)} of memory are free; use "
+        f"{' or '.join(advice).rstrip(',') or 'a smaller network (--model-options)'}"
+    )
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as MB or GB.
+
+    Examples:
+        >>> format_bytes(3.2e6), format_bytes(2.5e9)
+        ('3 MB', '2.5 GB')
+    """
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, count / 1e6):.0f} MB"
+
+
+_EVALUATIONS = 10  # at most, in a run
+_EVALUATING = 0.1  # part of the budget, at most, for evaluations besides the last: they take time from training
 _FEWEST_STEPS = 20  # fewer train nothing
 _WORTHWHILE = 0.9  # bfloat16 is used where it takes at most this part of the time of a step
 _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower than the measured ones
@@ -32,8 +184,8 @@ _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower 
 def fit_to_budget(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
     """The recipe with as many epochs as fit into a budget on this machine.
 
-    Some steps, in float32 and in bfloat16, and one evaluation are run with other networks of the recipe and timed;
-    nothing of them is kept.
+    Some steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are run with other
+    networks of the recipe and timed; nothing of them is kept. The faster choices are taken.
 
     Args:
         recipe: everything but the number of epochs.
@@ -107,6 +259,23 @@ def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> R
         batch_size = max(20, min(recipe.batch_size, images // 20, fitting))
         recipe = recipe.replace(batch_size=batch_size, lr=recipe.lr * math.sqrt(batch_size / recipe.batch_size))
     require_memory(recipe, data.num_classes, data.shape, process)
+    if has_choice_of_threads(recipe, process):
+        one = recipe.replace(threads=1)
+        with use_threads(1):
+            alone = seconds_per_step(one, data, process, 8)
+        if alone < seconds_per_step(recipe, data, process, 8):
+            recipe = one
+    with use_threads(recipe.threads):
+        return _fit_epochs(recipe, seconds, data, process, images)
+
+
+def has_choice_of_threads(recipe: Recipe, process: Process) -> bool:
+    """Whether to measure if one thread is faster than all: small steps are, and all steps on a busy machine."""
+    is_alone = process.device.type == "cpu" and process.count == 1
+    return is_alone and recipe.threads == 0 and torch.get_num_threads() > 1 and not recipe.compile
+
+
+def _fit_epochs(recipe: Recipe, seconds: float, data: ImageData, process: Process, images: int) -> Recipe:
     step, evaluation = seconds_per_step(recipe, data, process), seconds_per_evaluation(recipe, data, process)
     if not recipe.bf16 and process.device.type in ("cpu", "cuda"):
         low = recipe.replace(bf16=True)
@@ -121,7 +290,8 @@ def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> R
             f"{evaluation:.2g} s; use at least --budget {format_seconds(least * 1.2)}"
         )
     per_epoch = -(-images // recipe.batch_size)
-    evaluations = min(_EVALUATIONS, max(1, steps // per_epoch))
+    affordable = 1 + int(_EVALUATING * left / max(evaluation, 1e-9))
+    evaluations = min(_EVALUATIONS, max(1, steps // per_epoch), affordable)
     steps = max(_FEWEST_STEPS, int((left - (evaluations - 1) * evaluation) / step))
     epochs = -(-steps // per_epoch)
     return recipe.replace(
@@ -170,3 +340,54 @@ def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) ->
     baked = time.monotonic()
     evaluate(plain, used.test_images[:2000], used.test_labels[:2000], constants)
     return baked - start + (time.monotonic() - baked) * max(1.0, len(used.test_images) / 2000)
+
+
+def describe_run(
+    recipe: Recipe,
+    data: ImageData,
+    process: Process,
+    memory: tuple[StepMemory, float],
+    budget: float | None = None,
+    other_threads: int = 0,
+) -> list[tuple[str, str]]:
+    """Labels and texts: data, split, network, training, memory, device, steps and time of a run.
+
+    Args:
+        recipe: the recipe.
+        data: training and test images.
+        process: this process among several.
+        memory: estimate of a step and free bytes, from `require_memory`.
+        budget: seconds of the run; None to time three steps and a part of an evaluation.
+        other_threads: number of threads that was measured to be slower; 0 if there was no choice.
+    """
+    used = validation_split(data, recipe.validation) if recipe.validation else data
+    channels, height, width = data.shape
+    held = f", {len(used.test_labels):,} validation" if recipe.validation else ""
+    steps = recipe.epochs * len(make_batches(recipe, used, process, torch.Generator()))
+    method = resolve_method(recipe)
+    if budget is None:
+        seconds = measure_cost_here(recipe, data, process, 3).seconds
+        time = f"about {format_seconds(seconds)}, from the speed of three steps"
+    else:
+        time = f"{format_seconds(budget)}, the budget"
+    need, free = memory
+    several = f", {_counted(process.count, 'process')}" if process.count > 1 else ""
+    threads = f" (faster than {other_threads}, measured)" if other_threads else ""
+    resized = "" if recipe.resize_to is None else ", resized"
+    return [
+        ("data", f"{data.name}: {data.num_classes} classes, {channels}x{height}x{width} pixels{resized}"),
+        ("images", f"{len(used.train_labels):,} training{held}, {len(data.test_labels):,} test ({data.split})"),
+        (
+            "network",
+            f"{recipe.model}, {'plain layers' if method is None else method.name}: {need.parameters:,} parameters",
+        ),
+        ("training", f"{recipe.optimizer}, learning rate {recipe.lr:.3g}, batch size {recipe.batch_size}"),
+        ("memory", f"about {format_bytes(need.estimate)} for a step; {format_bytes(free)} are free"),
+        ("device", f"{process.device}, {_counted(torch.get_num_threads(), 'thread')}{threads}{several}"),
+        ("steps", f"{steps:,}, {_counted(recipe.epochs * recipe.epoch_part, 'pass')} over the training images"),
+        ("time", time),
+    ]
+
+
+def _counted(count: float, noun: str) -> str:
+    return f"{count:.3g} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"

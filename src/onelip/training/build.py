@@ -1,4 +1,4 @@
-"""Build the network of a recipe, and load the network of a run directory."""
+"""Build the network of a recipe, and load the network and the data of a run directory."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.plugins import defining_modules, import_modules
-from onelip.data import Augmentation, DataError, load_images
+from onelip.data import DataError, DataNotFound, ImageData, load_data, load_images
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
 from onelip.models.registry import model_builder, model_options
-from onelip.training.average import WeightAverage
 from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors
 from onelip.training.evaluation import Constants, find_constants
+from onelip.training.learner import WeightAverage, set_layout
 from onelip.training.objective import resolve_method
 from onelip.training.prediction import Predictions, predict
 from onelip.training.recipe import Recipe, parse_options
@@ -103,36 +103,6 @@ def build_plain(config: RunConfig) -> nn.Module:
     """
     with torch.device("meta"):
         return bake(build_model(config.recipe, len(config.class_names), config.shape))
-
-
-def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
-    """Set the memory format of a model to that of the recipe; return it, for the images.
-
-    It determines the order of sums: with the format of the training, results are the same bit for bit.
-    """
-    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    # This use of `to` is documented, but missing from torch's annotations.
-    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
-    return layout
-
-
-def make_augmentation(recipe: Recipe) -> Augmentation | None:
-    """Return the augmentation of a recipe; None if it has none."""
-    if not recipe.augment:
-        return None
-    try:
-        return Augmentation(
-            hue=recipe.hue,
-            saturation=recipe.saturation,
-            brightness=recipe.brightness,
-            contrast=recipe.contrast,
-            rotation=recipe.rotation,
-            translation=recipe.translation,
-            flip=recipe.flip,
-            interpolations=recipe.interpolations,
-        )
-    except DataError as error:
-        raise RecipeError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -339,3 +309,26 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 def _fill(model: nn.Module, path: Path, format: str) -> None:
     """Replace the tensors of a model, which may be on the meta device, by those of a file."""
     model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()), assign=True)
+
+
+def load_run_data(config: RunConfig, root: str | Path | None = None, advice: str = "") -> ImageData:
+    """Load the data of a run.
+
+    Args:
+        config: configuration of the run.
+        root: directory of named data sets; by default that of the run.
+        advice: what to do if the data of the run have changed.
+
+    Raises:
+        RunError: if the data are missing, or not those of the run.
+    """
+    try:
+        data = load_data(config.recipe.data, root or config.data_root, image_size=config.recipe.resize_to)
+    except DataNotFound as error:
+        raise RunError(f"the data of the run are missing: {error}") from error  # not a usage error
+    if data.fingerprint != config.fingerprint:
+        raise RunError(
+            f"{data.source}: these are not the data of the run (fingerprint {data.fingerprint[:12]}…, not "
+            f"{config.fingerprint[:12]}…){advice}"
+        )
+    return data

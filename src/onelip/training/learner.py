@@ -1,18 +1,161 @@
-"""One step of training: a network with its loss and its optimizer; and the batches that it gets."""
+"""One step of training: a network with its optimizer, its loss and the average of its weights; and its batches."""
 
-from contextlib import nullcontext
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
-from onelip.data import Batches, ImageData
-from onelip.training.average import WeightAverage
-from onelip.training.build import make_augmentation, set_layout
+from onelip.core.errors import RecipeError
+from onelip.core.geometry import LINEAR_LAYERS
+from onelip.data import Augmentation, Batches, DataError, ImageData
+from onelip.optim import LazyRescaling, LipschitzMuon, unscaled
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
-from onelip.training.optimizer import make_optimizer, training_weights
-from onelip.training.recipe import Recipe
+from onelip.training.recipe import Recipe, parse_options
+
+
+class WeightAverage(nn.Module):
+    """An exponential moving average of parameters and of means of batches.
+
+    After $t$ updates the decay is $\\min(d, (1 + t) / (10 + t))$, so that initial weights are soon forgotten. Other
+    buffers, such as vectors of a power iteration, are copied. Parameters of methods are averaged, not the weights that
+    they give: the average is constrained like every other network of the method.
+
+    Args:
+        model: the network in training; it is copied.
+        decay: the decay d, in [0, 1).
+
+    Examples:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> average = WeightAverage(layer, 0.9)
+        >>> with torch.no_grad():
+        ...     _ = layer.weight.add_(10)
+        >>> average.update(layer)
+        >>> torch.allclose(average.model.weight, layer.weight - 1)
+        True
+    """
+
+    updates: Tensor
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).requires_grad_(False)
+        self.decay = decay
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Add the current weights of the network in training."""
+        done = int(self.updates)
+        weight = 1 - min(self.decay, (1 + done) / (10 + done))
+        for mine, other in zip(self.model.parameters(), model.parameters(), strict=True):
+            mine.lerp_(other, weight)
+        for (name, mine), other in zip(self.model.named_buffers(), model.buffers(), strict=True):
+            if name.rpartition(".")[2].startswith("running_") and mine.is_floating_point():
+                mine.lerp_(other, weight)
+            else:
+                mine.copy_(other)
+        self.updates += 1
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of a recipe. Weights of linear layers decay; biases and parameters of activations do not.
+
+    Raises:
+        RecipeError: if an option of it is invalid.
+    """
+    try:
+        return _make_optimizer(model, recipe, parse_options(recipe.optimizer_options))
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from error
+
+
+def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "muon":
+        decay = recipe.weight_decay
+        return LipschitzMuon(model, recipe.lr, momentum=recipe.momentum, weight_decay=decay, **options)
+    weights = linear_weights(model)
+    chosen = {id(weight) for weight in weights}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    groups = [
+        {"params": weights, "weight_decay": recipe.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if recipe.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999), **options)
+    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
+
+
+def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
+    """The context of a forward pass in training: where steps end with R2, AOL can be left out of it.
+
+    Also with a retraction at every k-th step: between two of them a step of rate lr along a tangent changes the square
+    of the norm of P by about lr^2.
+    """
+    is_retracted = isinstance(optimizer, LipschitzMuon) and all(
+        group["retraction"] == "r2" and (group["every"] == 1 or group["tangent"]) for group in optimizer.param_groups
+    )
+    return unscaled(model) if is_retracted else nullcontext()
+
+
+def make_rescaling(model: nn.Module, recipe: Recipe) -> LazyRescaling | None:
+    """The lazy rescaling of a recipe; None where each step computes the scales of AOL.
+
+    Raises:
+        RecipeError: if the model has no AOL layers.
+    """
+    if recipe.rescale_every == 1:
+        return None
+    try:
+        return LazyRescaling(model, recipe.rescale_every)
+    except ValueError as error:
+        raise RecipeError(f"rescale_every: {error}; or omit --rescale-every") from error
+
+
+def linear_weights(model: nn.Module) -> list[Tensor]:
+    """The parameter behind the weight of each linear layer: P if a method is applied, else the weight itself.
+
+    Examples:
+        >>> import onelip
+        >>> [tuple(P.shape) for P in linear_weights(nn.Sequential(onelip.nn.AOLLinear(4, 2), nn.Linear(2, 3)))]
+        [(2, 4), (3, 2)]
+    """
+    found: dict[int, Tensor] = {}  # by identity: tied weights count once
+    for module in model.modules():
+        if not isinstance(module, LINEAR_LAYERS):
+            continue
+        if parametrize.is_parametrized(module, "weight"):
+            lists = module.parametrizations
+            assert isinstance(lists, nn.ModuleDict)
+            # The originals belong to the list itself; other learned parameters (log_q) belong to the parametrization.
+            originals = list(lists["weight"].parameters(recurse=False))
+        else:
+            originals = [module.weight]
+        found |= {id(p): p for p in originals}
+    return list(found.values())
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """Return the learning rate of a step, counted from 0, of a run of `steps`. It has no state that a checkpoint needs.
+
+    With the paper's recipe the drops come at the first step of epochs 900, 990 and 999.
+
+    Examples:
+        >>> [learning_rate(Recipe(epochs=1000), epoch * 200, 1000 * 200) for epoch in (0, 899, 900)]
+        [0.001, 0.001, 0.0001]
+    """
+    if recipe.schedule == "steps":
+        drops = sum(step / steps >= part for part in recipe.drop_at)
+        return recipe.lr * recipe.drop_factor**drops
+    progress = (step + 0.5) / steps  # the middle of the step: at 0 exactly the step would be wasted
+    if progress < recipe.warmup:
+        return recipe.lr * progress / recipe.warmup
+    return recipe.lr * (1 - progress) / (1 - recipe.warmup)
 
 
 class Learner:
@@ -33,6 +176,7 @@ class Learner:
         self.optimizer = make_optimizer(model, recipe)
         self.objective = Objective(recipe, model)
         self.average = WeightAverage(model, recipe.ema) if recipe.ema else None
+        self.rescaling = make_rescaling(model, recipe)
         self.network: nn.Module = model  # what is run: the model, or a wrapper of it
 
     @property
@@ -77,12 +221,15 @@ class Learner:
         self.objective.after_step()
         if self.average is not None:
             self.average.update(self.model)
+        if self.rescaling is not None and self.process.count > 1:
+            # Equal in all processes: a checkpoint has one of them. The gradient is an average over processes anyway.
+            self.process.sum_over_ranks(self.rescaling.owed).div_(self.process.count)
         return total
 
     def _backward(self, images: Tensor, labels: Tensor, batch_size: int, progress: float) -> Tensor:
         """Add the gradient of a part of the batch; returns its part of the loss."""
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
-        with training_weights(self.model, self.optimizer):
+        with training_weights(self.model, self.optimizer), self.rescaling or nullcontext():
             loss = self.objective(
                 self.network,
                 images.contiguous(memory_format=self.layout),
@@ -110,3 +257,33 @@ def make_batches(recipe: Recipe, data: ImageData, process: Process, generator: t
         rank=process.rank,
         world_size=process.count,
     )
+
+
+def make_augmentation(recipe: Recipe) -> Augmentation | None:
+    """Return the augmentation of a recipe; None if it has none."""
+    if not recipe.augment:
+        return None
+    try:
+        return Augmentation(
+            hue=recipe.hue,
+            saturation=recipe.saturation,
+            brightness=recipe.brightness,
+            contrast=recipe.contrast,
+            rotation=recipe.rotation,
+            translation=recipe.translation,
+            flip=recipe.flip,
+            interpolations=recipe.interpolations,
+        )
+    except DataError as error:
+        raise RecipeError(str(error)) from error
+
+
+def set_layout(model: nn.Module, recipe: Recipe) -> torch.memory_format:
+    """Set the memory format of a model to that of the recipe; return it, for the images.
+
+    It determines the order of sums: with the format of the training, results are the same bit for bit.
+    """
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    # This use of `to` is documented, but missing from torch's annotations.
+    model.to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+    return layout

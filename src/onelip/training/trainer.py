@@ -21,17 +21,14 @@ from onelip.core.files import read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
-from onelip.training.budget import fit_to_budget
+from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_threads, require_memory
 from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
-from onelip.training.learner import Learner, make_batches
+from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.loggers import check_loggers, open_logger
-from onelip.training.memory import require_memory
-from onelip.training.optimizer import learning_rate
-from onelip.training.plan import describe_run
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
@@ -109,18 +106,24 @@ def train(
         if data is None:
             data = process.run_on_all(_load_data, recipe, data_root, run, resume)
             recipe = recipe.replace(data=absolute_source(recipe.data))
+        if recipe.start_from and not resume:
+            _check_start(read_config(RunDirectory(recipe.start_from)), data)
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             # Before anything is measured or printed: a directory that is taken is an error at once.
             opening = open_run(run, recipe, resume=resume)
             process.run_on_all(lambda: process.is_first and opened.enter_context(opening))
+            slower = 0  # number of threads
             if budget is not None:
+                choices = {1, torch.get_num_threads()} if has_choice_of_threads(recipe, process) else set()
                 recipe = fit_to_budget(recipe, budget, data, process)
+                opened.enter_context(use_threads(recipe.threads))
+                slower = max(choices - {torch.get_num_threads()}, default=0)
             memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
             if process.broadcast(shown.console is not None) and not resume:
                 # By all processes: steps are timed, and layers may communicate.
-                shown.block(process.run_on_all(describe_run, recipe, data, process, memory, budget))
+                shown.block(process.run_on_all(describe_run, recipe, data, process, memory, budget, slower))
             trainer = None
             try:
                 trainer = Trainer(recipe, run, data, process, shown, stop or StopRequest(), options)
@@ -309,7 +312,13 @@ class Trainer:
         """Continue from the checkpoint."""
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         self.position, states = self.process.run_on_all(
-            load_checkpoint, path, self.model, optimizer, self.data.fingerprint, self.learner.average
+            load_checkpoint,
+            path,
+            self.model,
+            optimizer,
+            self.data.fingerprint,
+            self.learner.average,
+            self.learner.rescaling,
         )
         self.generator.set_state(states["data"])
         torch.set_rng_state(states["torch"])
@@ -332,8 +341,8 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.process.device)
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         try:
-            average = self.learner.average
-            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, average)
+            extras = self.learner.average, self.learner.rescaling
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, *extras)
         except Diverged as error:
             raise self.diverged(str(error)) from error
 
@@ -419,6 +428,19 @@ class Trainer:
     def evaluate(self, plain: nn.Module, part: ImageData, constants: Constants) -> Evaluation:
         """Evaluate the test images of a data set."""
         return evaluate(plain, part.test_images, part.test_labels, constants, loss=self.test_loss)
+
+
+def _check_start(kept: RunConfig, data: ImageData) -> None:
+    """Raise an error if the network of another run, whose weights a new run starts from, does not fit the data."""
+    if kept.shape != data.shape:
+        before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
+        size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""
+        raise RecipeError(f"--start-from: that run has images of {before} pixels, and {data.name} of {now}{size}")
+    if len(kept.class_names) != data.num_classes:
+        raise RecipeError(
+            f"--start-from: that run has {len(kept.class_names)} classes, and {data.name} has {data.num_classes}; the "
+            "last layer does not fit"
+        )
 
 
 def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:

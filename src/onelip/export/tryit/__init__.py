@@ -29,9 +29,8 @@ from onelip.data import DataError, ImageData
 from onelip.export.files import ExportError, ExportTaken, make_folder
 from onelip.export.hub import read_source
 from onelip.export.onnx import export_onnx
-from onelip.training.build import load_run
+from onelip.training.build import load_run, load_run_data
 from onelip.training.prediction import Predictions
-from onelip.training.run_data import load_run_data
 
 RUNTIME = "1.30.0"  # of onnxruntime-web
 _SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"  # of its package in the registry

@@ -65,6 +65,10 @@ _WRITES = {
     "aten.index_put.default": "aten.index_put.default",
     "aten._unsafe_index_put.default": "aten.index_put.default",
 }
+_WRITE_ALONG = {  # an axis, at places that are given
+    "aten.slice_scatter.default", "aten.select_scatter.default", "aten.scatter.src", "aten.scatter.value",
+    "aten.index_copy.default", "aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor",
+}  # fmt: skip
 
 
 class Moved(NamedTuple):
@@ -157,6 +161,10 @@ def _check_batch_axis(step: Step) -> None:
         axes = [rank - 2]
     elif op in ("aten.roll.default", "aten.flip.default", "aten.rot90.default"):
         axes = [axis % rank for axis in step.argument("dims") or [0]]  # without axes roll treats all entries as a row
+    elif op in _WRITE_ALONG:
+        axes = [step.argument("dim") % rank]
+    elif "index_put" in op:
+        axes = [axis for axis, index in enumerate(step.argument("indices")) if index is not None]
     else:
         axes = [0] if op == "aten.flipud.default" else []
     if 0 in axes:
@@ -179,7 +187,7 @@ def trace_entries(step: Step) -> Moved:
     def numbers(argument: Any) -> Any:
         if isinstance(argument, Ref):
             operand = step.graph.calls[argument.index]
-            if operand.shape[:1] != (batch,):
+            if not operand.keeps_batch or operand.shape[:1] != (batch,):
                 raise Refusal("an operand of it does not have the batch as its first axis")
             owners.append(argument)
             first.append(first[-1] + math.prod(operand.shape))
@@ -233,11 +241,13 @@ def _of_one_sample(piece: Tensor, first: list[int], lengths: list[int], batch: i
 
 
 def inserted(step: Step) -> Tensor:
-    """The first result on zeros: its constants, with zeros where entries are. One sample."""
-    return _constants(step)[0][0]
+    """The constants in the first result, with zeros where entries are. One sample."""
+    return inserted_everywhere(step)[0][0]
 
 
-def _constants(step: Step) -> Sequence[Tensor]:
+def inserted_everywhere(step: Step) -> Sequence[Tensor]:
+    """All results of the operation on zeros: its constants, with zeros where entries are."""
+
     def zeros(argument: Any) -> Any:
         if isinstance(argument, Ref):
             return torch.zeros(step.graph.calls[argument.index].shape, dtype=torch.float64)
@@ -251,7 +261,7 @@ def _check_constants(step: Step) -> None:
     """What is inserted must be the same for every sample."""
     if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(_given(step))):
         return
-    for piece in _constants(step):
+    for piece in inserted_everywhere(step):
         if not bool(((piece == piece[:1]) | (piece.isnan() & piece[:1].isnan())).all()):
             raise Refusal("inserts other constants into one sample than into another")
 

@@ -1,6 +1,6 @@
-"""Draw certified accuracy against CPU seconds from results/fast_training.json: docs/images/scaling.png.
+"""Draw the figures of the documents from results/*.json into docs/images/.
 
-python benchmarks/scaling_figure.py
+python benchmarks/figures.py
 """
 
 from pathlib import Path
@@ -8,13 +8,15 @@ from pathlib import Path
 import matplotlib as mpl
 from _harness import RESULTS
 
+from onelip import plots
 from onelip.core.files import read_json
 
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "scaling.png"
+OUT = Path(__file__).resolve().parent.parent / "docs" / "images"
 MARKS = {
     "aol-fast-small": ("o", "tab:blue"),
     "aol-fast-medium": ("s", "tab:orange"),
@@ -25,10 +27,11 @@ FIELD = {"AOL-M": 57.0, "BCOP-M": 57.9}
 PAPER = {"AOL-Small, 1000 epochs (paper, GPU)": 62.0, "AOL-Large, 1000 epochs (paper, GPU)": 64.0}
 
 
-def main() -> None:
+def scaling() -> Figure:
+    """Certified accuracy against CPU seconds."""
     rows = [row for row in read_json(RESULTS / "fast_training.json")["rows"] if row["cpu_seconds"]]
     points = sorted((row["cpu_seconds"], 100 * row["cra"]["36/255"], row["model"]) for row in rows)
-    figure, axes = plt.subplots(figsize=(7.2, 4.4), dpi=150)
+    figure, axes = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
     for model, (mark, colour) in MARKS.items():
         of_model = [(x, y) for x, y, name in points if name == model]
         if of_model:
@@ -52,9 +55,39 @@ def main() -> None:
     axes.set_title("CIFAR-10: certified accuracy against time", size=11)
     axes.grid(visible=True, color="0.92")
     axes.legend(loc="lower right", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(OUT, metadata={"Software": None})
-    print(f"-> docs/images/{OUT.name}")
+    return figure
+
+
+def methods_by_time() -> Figure:
+    """Certified accuracy of all methods with one budget of CPU seconds, each seed a dot."""
+    content = read_json(RESULTS / "methods_by_time.json")
+    rows = sorted((row for row in content["rows"] if row.get("cra_36") is not None), key=lambda row: row["cra_36"])
+    figure, axes = plt.subplots(figsize=(7.2, 0.8 + 0.21 * len(rows)), layout="constrained")
+    for height, row in enumerate(rows):
+        colour = "tab:orange" if row["method"] == "aol" else "tab:blue"
+        seeds = [100 * (run["test_cra"]["36/255"] or 0) for run in row["runs"] if run["lr"] == row["lr"]]
+        axes.plot([0, 100 * row["cra_36"]], [height, height], color=colour, linewidth=4, alpha=0.25)
+        axes.scatter(seeds, [height] * len(seeds), s=12, color=colour, zorder=3)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"CRA at 36/255, test images, %; {content['budget_cpu_seconds']:g} CPU seconds each, three seeds")
+    axes.set_title("CIFAR-10, one network, all methods (AOL in orange)", size=11)
+    axes.grid(visible=True, axis="x", color="0.92")
+    return figure
+
+
+def compare_digits() -> Figure:
+    """Accuracy and CRA of all methods on the digits."""
+    rows = [row for row in read_json(RESULTS / "compare_digits.json")["rows"] if row["status"] == "done"]
+    return plots.accuracies({row["method"]: row["results"]["test"] for row in rows})
+
+
+def main() -> None:
+    for draw in (scaling, methods_by_time, compare_digits):
+        figure = draw()
+        figure.savefig(OUT / f"{draw.__name__}.png", dpi=150, metadata={"Software": None})
+        print(f"-> docs/images/{draw.__name__}.png")
 
 
 if __name__ == "__main__":
