@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import LipschitzParametrization, attach
 from onelip.methods import SpectralBall, SpectralNorm
 from onelip.methods.power_iteration import PowerIterated
@@ -159,9 +159,7 @@ def wrong(kind: type[LipschitzParametrization] = Base, *, refuse=None, change=No
             change(layer)
         return layer
 
-    return Method(
-        "wrong", "", "parametrization", **{"guarantee": "proved", "layers": LINEAR_LAYERS, "apply": apply} | settings
-    )
+    return Method(name="wrong", title="", apply=apply, **{"guarantee": "proved"} | settings)
 
 
 def test_the_base_of_the_wrong_methods_is_right():
@@ -332,6 +330,11 @@ class NoGradientAtZero(Base):
         return P / P.norm()
 
 
+class CannotStart(Base):
+    def reset(self, P):
+        P[:, 3] = 1
+
+
 class RoundedByAutocast(Base):
     def forward(self, P):
         return (super().forward(P).flatten(1) @ torch.eye(P[0].numel(), dtype=P.dtype)).reshape(P.shape)
@@ -357,6 +360,7 @@ class ForgetsInCopies(Base):
         (OtherInTraining, "train equals eval", "the same function in training and evaluation"),
         (HalfOfTheGradient, "gradients right", "gradients that agree with differences"),
         (NoGradientAtZero, "gradients finite", "finite gradients"),
+        (CannotStart, "gradients finite", "`reset` initialises the layer"),
         (RoundedByAutocast, "autocast harmless", "the same weight under autocast"),
         (ForgetsInCopies, "copies and loads", "a deep copy that computes the same"),
     ],
