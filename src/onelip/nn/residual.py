@@ -112,6 +112,8 @@ class Monotone(nn.Module):
         network: the module $f$.
         lipschitz: $L$, a proved constant of $f$.
         signs: $s_i$ for each input: 1 increasing, -1 decreasing, 0 free. None for 1 everywhere.
+        device: device of the signs.
+        dtype: type of the signs.
 
     Shape:
         - Input: $(*, H_{in})$ with as many inputs as signs.
@@ -128,16 +130,25 @@ class Monotone(nn.Module):
 
     signs: Tensor | None
 
-    def __init__(self, network: nn.Module, lipschitz: float = 1.0, signs: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        lipschitz: float = 1.0,
+        signs: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if signs is not None and not all(sign in (-1, 0, 1) for sign in signs):
             raise ValueError(f"expected signs 1 (increasing), -1 (decreasing) and 0 (free), got {signs!r}")
         self.network, self.lipschitz = network, check_lipschitz(lipschitz)
-        self.register_buffer("signs", None if signs is None else torch.tensor(signs, dtype=torch.get_default_dtype()))
+        kind = dtype or torch.get_default_dtype()
+        self.register_buffer("signs", None if signs is None else torch.tensor(signs, device=device, dtype=kind))
 
     def forward(self, x: Tensor) -> Tensor:
         chosen = x if self.signs is None else x * self.signs.to(x.dtype)
         return self.network(x) + self.lipschitz * chosen.sum(-1, keepdim=True)
 
     def extra_repr(self) -> str:
-        return f"lipschitz={self.lipschitz}, signs={None if self.signs is None else self.signs.int().tolist()}"
+        signs = None if self.signs is None or self.signs.is_meta else self.signs.int().tolist()
+        return f"lipschitz={self.lipschitz}, signs={signs}"
