@@ -15,6 +15,7 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.data import load_data
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.plots.canvas import PALETTE, to_svg
+from onelip.plots.pictures import _interest
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,7 @@ def test_crops_of_jtj(run):
     assert "0 to 0" in texts(figure)
     assert "first 4 inputs" in texts(plots.jtj(nn.Linear(4, 2)))
     assert "Conv2d" in texts(plots.jtj(run))
+    assert _interest(nn.Conv2d(3, 108, 6, stride=4, groups=3)) < _interest(nn.Conv2d(108, 64, 1))  # fixed windows
     name = next(name for name, module in onelip.load_run(run).plain.named_modules() if isinstance(module, nn.Linear))
     assert name in texts(plots.jtj(run, layer=name))
     with pytest.raises(ValueError, match="expected the name of a linear layer, got 'x'"):

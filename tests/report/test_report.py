@@ -222,11 +222,64 @@ def test_without_matplotlib_the_page_has_tables(run, tmp_path, monkeypatch):
 
 
 def test_time_is_bounded(run, tmp_path, quick):
-    write_report([run], tmp_path / "page.html", seconds=0.0)
+    missing, _ = write_report([run], tmp_path / "page.html", seconds=0.0)
     page = (tmp_path / "page.html").read_text()
-    assert "Proved: of 250 test images" in page  # the first part
+    assert "Proved: of 50 test images" in page  # the first part
     assert "an attack on 4 images" in page
-    assert "The first 250 test images." in page
+    assert "The first 50 test images." in page
+    (line,) = missing  # all layers but the smallest
+    assert "singular values of " in line
+    assert "use a larger --seconds" in line
+
+
+def test_parts_without_a_result_are_given_up(run, tmp_path, monkeypatch, quick):
+    """A large network: its proof and one attack take longer than the limit."""
+    monkeypatch.setattr(gather, "_LEAST", -1.0)
+    page, missing = write([run], tmp_path / "page.html", seconds=-1.0)
+    given_up = {line.split(":")[1].strip(): line for line in missing}
+    assert "or onelip audit RUN" in given_up["proved constants"]
+    assert "or onelip certify RUN" in given_up["certified radii"]
+    assert "Stated by the training" in page
+
+    # Without a proof in time, the radii are those of the audit.
+    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command, "certify"))
+    page, missing = write([run], tmp_path / "audit.html")
+    assert ["rounding errors: not included" in line for line in missing] == [True]
+    assert "Proved: of 355 test images" in page
+    assert "rounding errors are not included" in page
+
+    monkeypatch.setattr(gather, "_Limit", lambda seconds, command: gather_limit(command, "attack"))
+    missing, _ = write_report([run], tmp_path / "attack.html", attack_images=4)
+    assert ["onelip attack RUN" in line for line in missing] == [True]
+
+
+def test_large_networks_are_certified_by_the_audit(run, tmp_path, monkeypatch, quick):
+    monkeypatch.setattr(gather, "_LARGE", 1000)
+    page, missing = write([run], tmp_path / "page.html")
+    (line,) = missing
+    assert "onelip certify RUN includes them" in line
+    assert "Proved: of 355 test images" in page
+
+
+def gather_limit(command, limited):
+    """No limit, except for one command."""
+
+    class Limit:
+        def check(self, *_):
+            if limited in command:
+                raise gather._OutOfTime(f"not finished; use {command}")
+
+    return Limit()
+
+
+def test_a_run_of_one_epoch_has_no_training_curve(run, tmp_path, quick):
+    shorter = copy_of(run, tmp_path / "short")
+    lines = (shorter / "log.jsonl").read_text().splitlines()
+    assert len(lines) > 1
+    (shorter / "log.jsonl").write_text(lines[0] + "\n")
+    page, _ = write([shorter], tmp_path / "page.html")
+    assert "<h3>Training</h3>" not in page
+    assert "AOL" in page.split("</header>")[0]  # the method, below the title
 
 
 def test_a_broken_certificate_is_stated(run, tmp_path, monkeypatch, capsys, quick):

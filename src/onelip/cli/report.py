@@ -29,7 +29,8 @@ class Report:
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. Default: that of each run."""
     seconds: float = 120.0
-    """Seconds for certifying the images of a run, and again for the attack. Images that do not fit are left out."""
+    """Seconds for each part of a run: proofs, singular values, certifying images, the attack. What does not fit is left
+    out, and the page states it."""
     attack_images: int = 64
     """Number of images of each run to attack; 0 for no attack."""
     overwrite: Flag = False

@@ -1,5 +1,6 @@
 """Modules that state a proved Lipschitz constant, and hooks that check the input shape which a bound assumes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -135,7 +136,15 @@ class LipschitzModule(nn.Module):
     @property
     def lipschitz_constant(self) -> float | None:
         """The proved L2 Lipschitz constant (eval mode, real arithmetic); None if no bound is known, see `bound`."""
-        return self.bound().constant
+        found: Any = self.bound()
+        constant = found.constant if isinstance(found, Bound) else found
+        is_number = isinstance(constant, int | float) and 0 <= constant < math.inf
+        if not isinstance(found, Bound) or not (constant is None or is_number):
+            raise TypeError(
+                f"expected {type(self).__name__}.bound() to return Bound(constant, why) with a finite number of at "
+                f"least 0, or None, got {found!r}"
+            )
+        return constant
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Called by `torch.jit.script`. Layers that it can compile leave out the checks of inputs there."""
@@ -160,6 +169,8 @@ def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
     if not module.__dict__.keys().isdisjoint(("forward", "_conv_forward", "_call_impl")):
         return "its forward was replaced"
+    if not module.__dict__.keys().isdisjoint(module._parameters):
+        return "an attribute has the name of a parameter and hides it"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
         return "has a forward hook, which may change its input or output"

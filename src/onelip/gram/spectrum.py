@@ -12,6 +12,7 @@ The first way that fits is used and reported:
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,12 +72,14 @@ def summarise(values: Tensor, shares: Tensor) -> dict[str, Any]:
     }
 
 
-def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
+def spectrum_of_network(plain: nn.Module, images: Tensor, seconds: float = math.inf) -> dict[str, Any]:
     """Singular values of each layer of a baked network, and of all together with the same weight for each layer.
 
     Args:
         plain: the baked network; it is not changed.
         images: (N, C, H, W) float; layers that are not linear are differentiated at the first.
+        seconds: after this time no further layer is started. Small layers come first; `left_out` has the names of the
+            others.
 
     Examples:
         >>> layer = nn.Linear(4, 4)
@@ -84,12 +87,24 @@ def spectrum_of_network(plain: nn.Module, images: Tensor) -> dict[str, Any]:
         >>> spectrum_of_network(nn.Sequential(nn.Flatten(), layer), torch.rand(1, 1, 2, 2))["mean_distance_from_1"]
         0.0
     """
-    found = [spectrum_of_layer(name, layer, x) for name, layer, x in reached_layers(plain, images[:1])]
-    if not found:
+    reached = list(reached_layers(plain, images[:1]))
+    if not reached:
         raise ValueError("the network has no layer with weights")
+    end = time.monotonic() + seconds
+    by_name: dict[str, Spectrum] = {}
+    for name, layer, x in sorted(reached, key=lambda one: _cost(one[1], one[2])):
+        if not by_name or time.monotonic() < end:
+            by_name[name] = spectrum_of_layer(name, layer, x)
+    found = [by_name[name] for name, _, _ in reached if name in by_name]
+    left_out = [name for name, _, _ in reached if name not in by_name]
     values = torch.cat([s.values for s in found])
     shares = torch.cat([s.shares / len(found) for s in found])
-    return {**summarise(values, shares), "layers": [s.to_json() for s in found]}
+    return {**summarise(values, shares), "layers": [s.to_json() for s in found], "left_out": left_out}
+
+
+def _cost(layer: nn.Module, x: Tensor) -> int:
+    """A number that grows with the time for the singular values of a layer."""
+    return sum(p.numel() for p in layer.parameters()) * x[0, 0].numel()
 
 
 def reached_layers(plain: nn.Module, image: Tensor) -> Iterator[tuple[str, nn.Module, Tensor]]:

@@ -98,7 +98,7 @@ def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer:
     module, size, name = _layer(source, input_size, layer)
     figure = draw_crops({"": crop_of_layer(module, size)})
     if name:
-        figure.suptitle(f"{name}: {module}", fontsize=8, color=SOFT)
+        figure.suptitle(f"{name}: {_described(module)}", fontsize=8, color=SOFT)
     return figure
 
 
@@ -144,11 +144,27 @@ def _layer(source: Any, input_size: int | Sequence[int], name: str | None) -> tu
 
 
 def _interest(module: nn.Module) -> tuple[bool, int]:
-    """Whether the windows of a layer overlap, and the number of channels to draw."""
+    """Whether the windows of a layer overlap, and the number of channels to draw; one group of channels is drawn."""
     if not isinstance(module, nn.modules.conv._ConvNd):
         return False, 0
     spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    return any(d * (k - 1) >= s for k, s, d in spans), min(32, module.in_channels)
+    overlaps = any(d * (k - 1) >= s for k, s, d in spans)
+    return overlaps and module.groups == 1, min(32, module.in_channels // module.groups)
+
+
+def _described(module: nn.Module) -> str:
+    """A layer in a few words.
+
+    Examples:
+        >>> _described(nn.Conv2d(64, 128, 2, stride=2)), _described(nn.Linear(4, 2))
+        ('Conv2d 2x2, stride 2, 64 to 128 channels', 'Linear, 4 to 2')
+    """
+    if isinstance(module, nn.Linear):
+        return f"Linear, {module.in_features} to {module.out_features}"
+    assert isinstance(module, nn.modules.conv._ConvNd)
+    kernel = "x".join(map(str, module.kernel_size))
+    stride = f", stride {max(module.stride)}" if max(module.stride) > 1 else ""
+    return f"{type(module).__name__} {kernel}{stride}, {module.in_channels} to {module.out_channels} channels"
 
 
 def _signed(axes: Any, values: Any) -> None:

@@ -18,22 +18,29 @@ import torch
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
+from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, Stopped, reason
 from onelip.core.files import read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
+from onelip.graph.kinds import State
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run, load_run_data
-from onelip.training.prediction import Predictions
+from onelip.training.evaluation import compute_scores
+from onelip.training.objective import resolve_method
+from onelip.training.recipe import format_seconds
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LEAST = 60.0  # seconds of each part
+_LARGE = 50_000_000  # weights; the proofs of larger networks take minutes
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -64,6 +71,7 @@ class View:
         more: further rows with other bases.
         recipe: the options of the run.
         data: name of its data.
+        facts: short facts below the title.
         log: lines of log.jsonl.
         sessions: environment of each session.
         commands: commands that repeat it.
@@ -80,6 +88,7 @@ class View:
     more: list[Row] = field(default_factory=list)
     recipe: dict[str, Any] = field(default_factory=dict)
     data: str = ""
+    facts: list[str] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -187,7 +196,8 @@ def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, a
         view: the run, from `read_run`; it is completed in place.
         path: the run directory.
         data_root: directory of named data sets; by default that of the run.
-        seconds: time for certifying images, and again for the attack. Images that do not fit are left out.
+        seconds: time for each part: proofs, singular values, certifying images, the attack. Layers and images that do
+            not fit are left out; a proof or an attack without any result after it (at least a minute) is given up.
         attack_images: number of images to attack.
         say: called with a line of text from time to time.
     """
@@ -200,23 +210,37 @@ def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, a
 def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
     if not run.is_finished:
         view.missing.append("final weights: the network is that of the last checkpoint")
+    method, count = resolve_method(run.config.recipe), sum(p.numel() for p in run.plain.parameters())
+    view.facts = ["no method" if method is None else method.title, f"{count:,} parameters", *_training_facts(view)]
     images, labels = torch.full((1, *run.config.shape), 0.5), None
     with view.part("test images"):
         data = load_run_data(run.config, data_root)
         images, labels = data.test_images, data.test_labels
     with view.part("proved constants"):
         say("proving the constant of each layer")
-        view.audit = audit(run.plain, to_float(images[:2]), progress=_seldom(say))
+        limit, told = _Limit(seconds, "onelip audit RUN"), _seldom(say)
+
+        def progress(line: str) -> None:
+            limit.check()
+            told(line)
+
+        effort = "quick" if count > _LARGE else "normal"
+        view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=progress)
         unproved = "; ".join(view.audit.unproved) or None
         view.row["constant"] = {"proved": view.audit.upper, "why": unproved}
     if "singular_values" not in view.row:
         with view.part("singular values"):
             say("computing singular values")
             fast = run.plain if not run.is_finished else bake(run.model, expand=False)
-            view.row["singular_values"] = spectrum_of_network(fast, to_float(images[:1]))
+            found = spectrum_of_network(fast, to_float(images[:1]), seconds)
+            view.row["singular_values"] = found
+            if left_out := found["left_out"]:
+                view.missing.append(
+                    f"singular values of {', '.join(left_out)}: no time was left; use a larger --seconds"
+                )
     if labels is not None:
         with view.part("certified radii"):
-            view.certification, unsound = _certify(run, images, labels, seconds, say)
+            view.certification, unsound = _certify(view, run, images, labels, seconds, say)
             if unsound is not None:
                 view.missing.append(f"rounding errors: not included in the radii ({unsound})")
             view.more.append(_certified_row(view))
@@ -226,6 +250,18 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
                 view.more.append(_attacked_row(view))
     say("drawing")
     _draw(view, run, images)
+
+
+def _training_facts(view: View) -> list[str]:
+    """Length and day of the training, as far as they are known."""
+    found = []
+    if epochs := view.row.get("epochs"):
+        found.append(f"{epochs} epoch{'s' if epochs > 1 else ''}")
+    if seconds := view.row.get("seconds"):
+        found.append(f"{format_seconds(seconds)} of training")
+    if started := str((view.sessions or [{}])[-1].get("started", ""))[:10]:
+        found.append(started)
+    return found
 
 
 def _seldom(say: Say, seconds: float = 5.0) -> Say:
@@ -242,18 +278,54 @@ def _seldom(say: Say, seconds: float = 5.0) -> Say:
 
 
 def _certify(
-    run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
+    view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
 ) -> tuple[Certification, str | None]:
-    """The certification of the images that fit into the time; and why rounding is not included, if it is not."""
-    parts: list[Predictions] = []
+    """The certification of the images that fit into the time; and why rounding is not included, if it is not.
+
+    If the proof takes too long, the constant is that of the audit, in real arithmetic.
+    """
+    limit = _Limit(seconds, "onelip certify RUN")
+    reasons: list[str | None] = []
+    weights, proved = sum(p.numel() for p in run.plain.parameters()), None if view.audit is None else view.audit.upper
+
+    def by_proof(found: list[Certification], part: torch.Tensor) -> Certification:
+        # A proof that failed is not tried again.
+        made = run.predict(part, mode=found[0].mode if found else None, progress=None if found else limit.check)
+        reasons.append(made.reason)
+        return made.certification
+
+    if weights <= _LARGE or proved is None:
+        try:
+            return _joined(by_proof, images, labels, seconds, say), reasons[0]
+        except _OutOfTime as error:
+            if proved is None:
+                raise
+            reasons[:] = [str(error)]
+    else:
+        reasons.append(f"with {weights:,} weights their proof takes minutes; onelip certify RUN includes them")
+    constant = proved
+
+    def by_audit(_: list[Certification], part: torch.Tensor) -> Certification:
+        return _certified_by(constant, compute_scores(run.plain, part))
+
+    return _joined(by_audit, images, labels, seconds, say), reasons[0]
+
+
+def _joined(
+    certify: Callable[[list[Certification], torch.Tensor], Certification],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    seconds: float,
+    say: Say,
+) -> Certification:
+    """Certify as many images as fit into the time, in parts."""
+    found: list[Certification] = []
 
     def part(where: slice) -> None:
-        mode = parts[0].mode if parts else None  # a proof that failed is not tried again
-        parts.append(run.predict(images[where], mode=mode))
+        found.append(certify(found, images[where]))
 
-    count = _within(seconds, len(images), part, 250, lambda n: say(f"certifying: {n} of {len(images)} images"))
-    found = [one.certification for one in parts]
-    joined = replace(
+    count = _within(seconds, len(images), part, 50, lambda n: say(f"certifying: {n} of {len(images)} images"))
+    return replace(
         found[0],
         classes=torch.cat([one.classes for one in found]),
         radii=torch.cat([one.radii for one in found]),
@@ -262,18 +334,36 @@ def _certify(
         labels=labels[:count],
         images_sha256=None,
     )
-    return joined, parts[0].reason
+
+
+def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
+    """Radii in real arithmetic from a proved constant."""
+    head = same_for_all(scores.shape[1], State(constant, 0.0, 0.0))
+    return Certification(
+        mode="real-arithmetic",
+        classes=scores.argmax(1),
+        radii=real_radii(scores, torch.tensor(head.slope, dtype=torch.float64)),
+        pixels=(None,) * len(scores),
+        logits=scores.double(),
+        labels=None,
+        constant=constant,
+        head=head,
+        proof=None,
+    )
 
 
 def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, say: Say) -> AttackResult:
     images = images[: len(certified.classes)]
     # Sound radii are those of the float64 program.
-    network = copy.deepcopy(run.plain).double() if certified.mode == "sound" else run.plain
+    network = copy.deepcopy(run.plain)
+    network = network.double() if certified.mode == "sound" else network
+    limited = network.register_forward_pre_hook(_Limit(seconds, "onelip attack RUN --limit 4").check)
     found: list[AttackResult] = []
 
     def part(where: slice) -> None:
         radii = certified.radii[where]
         found.append(attack(network, images[where], certified.classes[where], radii=radii, clip=True))
+        limited.remove()  # further parts are as long as the time that is left
 
     count = _within(seconds, len(images), part, 4, lambda n: say(f"attacking: {n} of {len(images)} images"))
     return AttackResult(
@@ -284,6 +374,31 @@ def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seco
         squares=tuple(square for one in found for square in one.squares),
         radii=certified.radii[:count],
     )
+
+
+class _OutOfTime(RunError):
+    """A part of the report took too long."""
+
+
+class _Limit:
+    """A limit of time for a part of the report: `check` raises an error when the time is over.
+
+    Args:
+        seconds: the time; at least `_LEAST`, so that small networks are always complete.
+        command: a command that has no limit.
+    """
+
+    def __init__(self, seconds: float, command: str) -> None:
+        self.seconds = max(seconds, _LEAST)
+        self.end = time.monotonic() + self.seconds
+        self.command = command
+
+    def check(self, *_: object) -> None:
+        """Raise an error if the time is over; takes the arguments of progress functions and hooks."""
+        if time.monotonic() > self.end:
+            raise _OutOfTime(
+                f"not finished within {format_seconds(self.seconds)}; use a larger --seconds, or {self.command}"
+            )
 
 
 def _within(seconds: float, total: int, work: Callable[[slice], None], first: int, say: Callable[[int], None]) -> int:

@@ -55,7 +55,9 @@ def write_report(
         paths: run directories, or one directory of `onelip compare`, which stands for all its runs.
         out: the file to write.
         data_root: directory of named data sets; by default that of each run.
-        seconds: time for certifying the images of a run, and again for the attack. Images that do not fit are left out.
+        seconds: time for each part of a run: proofs, singular values, certifying images, the attack. Layers and images
+            that do not fit are left out; a proof or an attack without any result after it (at least a minute) is given
+            up. The page states what is missing.
         attack_images: number of images of each run to attack; 0 for no attack.
         overwrite: replace an existing file.
         say: called with a line of text from time to time.
@@ -265,7 +267,8 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
             f"the accuracy under the attack.{some}",
             lambda: plots.certified_accuracy(certified, attacks=attacks, paper=published),
         )
-    if logs := {name: view.log for name, view in few.items() if view.log}:
+    logs = {name: view.log for name, view in few.items() if view.log}
+    if any(len(log) > 1 for log in logs.values()):  # a single epoch is no curve; the table has its numbers
         single = next(iter(logs.values())) if len(logs) == 1 else None
         add(
             "Training",
