@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from onelip.cli._common import Flag, OptionalPath, RunPath, parse, unset
+from onelip.cli._common import FinishedRun, Flag, Json, OptionalPath, parse, unset
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Tryit:
     Everything is in the folder: ONNX Runtime Web is downloaded with npm once, and the opened page needs no network.
     """
 
-    run: RunPath
-    """Directory of a finished run."""
+    run: FinishedRun
     out: OptionalPath = None
     """Folder to write. Default: RUN/tryit."""
     dtype: Annotated[Literal["float32", "float64"] | None, unset("{float32,float64}")] = None
@@ -32,8 +31,7 @@ class Tryit:
     """File of the npm package onnxruntime-web, for machines without npm or without a network."""
     force: Flag = False
     """Replace a folder of this command."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
     @property
     def place(self) -> Path:
