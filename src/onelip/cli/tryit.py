@@ -18,9 +18,9 @@ class Tryit:
     """
 
     run: RunPath
-    """Directory of a finished run."""
+    """Directory of a finished run or of onelip export --format hub, or a name of onelip zoo."""
     out: OptionalPath = None
-    """Folder to write. Default: RUN/tryit."""
+    """Folder to write. Default: RUN/tryit, or NAME-tryit for a network of onelip zoo."""
     dtype: Annotated[Literal["float32", "float64"] | None, unset("{float32,float64}")] = None
     """float64: radii include all rounding errors. float32: half the size, and radii of real arithmetic without a pixel
     budget. Default: float64 if it can be proved for this network."""
@@ -38,7 +38,7 @@ class Tryit:
     @property
     def place(self) -> Path:
         """Path of the folder."""
-        return self.out or self.run / "tryit"
+        return self.out or (self.run / "tryit" if self.run.is_dir() else Path(f"{self.run.name}-tryit"))
 
 
 def run(arguments: Sequence[str]) -> int:
