@@ -183,7 +183,7 @@ class Runs:
         if run is None:
             try:
                 found = self.trials.run(self.recipe.replace(lr=rate, seed=seed), self.seconds)
-            except (Diverged, torch.linalg.LinAlgError) as error:
+            except (Diverged, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
                 found = {"diverged": str(error)}
             run = {"lr": rate, "seed": seed, **found}
             self.row["runs"].append(run)

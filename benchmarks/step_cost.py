@@ -1,17 +1,22 @@
-"""A training step with AOL relative to the plain network: exact scale, or P itself with a retraction every k steps.
+"""A training step with AOL relative to the plain network: exact scale, lazy scale, or P itself with a retraction.
 
 python benchmarks/step_cost.py [--networks aol-fc:250 aol-small:250 ...] [--rounds 5]      # results/step_cost.json
 
 The plain network has the same layers from torch.nn and SGD. Its strided convolutions are those of torch; AOL layers
 compute them as products of matrices in training, which is faster, and the ratios of the aol-fast networks contain that.
-Steps are made in turn; ratios are medians of the ratios of CPU seconds within a round of 8 steps each, so that each
-round has one retraction at every 8th step.
+Steps are made in turn; ratios are medians of the ratios of CPU seconds within a round of 16 steps each (4 of the plain
+network and of the exact scale, whose steps are all alike), so that each round has all exact scales and retractions.
+Peak memory is that of a process of its own for each candidate, with the same number of steps.
 """
 
 import argparse
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from _harness import publish
@@ -21,10 +26,12 @@ from torch.nn import functional as F
 import onelip
 from onelip.training.learner import training_weights
 
-STEPS = 8  # of each candidate in a round
-NETWORKS = ("aol-fc:250", "aol-fast-medium:250", "aol-small:250", "aol-small:32")
+STEPS = 16  # of each candidate in a round, or 4 where all steps are alike
+NETWORKS = ("aol-small:250", "aol-small:32", "aol-fc:250", "aol-large:250", "aol-fast-medium:250")
+LAZY = "AOL, SGD, scale every 16th"
 CANDIDATES: dict[str, dict[str, object] | None] = {
     "AOL, SGD": None,
+    LAZY: None,
     "tangent SGD, R2 every step": {"orthogonalize": 0, "every": 1},
     "tangent SGD, R2 every 8th": {"orthogonalize": 0, "every": 8},
     "LipschitzMuon, R2 every step": {"every": 1},
@@ -44,9 +51,10 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
         optimizer = onelip.optim.LipschitzMuon(model, lr=1e-3, momentum=0.9, **options)  # pyright: ignore
     images = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,))
+    lazy = onelip.optim.LazyRescaling(model, every=16) if candidate == LAZY else nullcontext()
 
     def step() -> None:
-        with training_weights(model, optimizer):
+        with training_weights(model, optimizer), lazy:
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -55,30 +63,52 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
     return step
 
 
+def peak_memory(network: str, candidate: str) -> int:
+    """Bytes that a process of its own has held at most, in three steps after the network was built."""
+    command = [sys.executable, __file__, "--peak", network, candidate]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def print_peak(network: str, candidate: str) -> None:
+    """What `peak_memory` starts."""
+    name, batch = network.split(":")
+    step = make_step(name, int(batch), candidate)
+    for _ in range(3):
+        step()
+    print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="*", default=NETWORKS, help="name:batch")
     parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.peak:
+        print_peak(*args.peak)
+        return
     rows = []
     for network in args.networks:
         name, batch = network.split(":")
+        peaks = {who: peak_memory(network, who) for who in ("plain", *args.candidates)}
         steps = {who: make_step(name, int(batch), who) for who in ("plain", *args.candidates)}
         times: dict[str, list[float]] = {who: [] for who in steps}
         for step in steps.values():
             step()
         for _ in range(args.rounds):
             for who, step in steps.items():
+                count = STEPS // 4 if who in ("plain", "AOL, SGD") else STEPS
                 start = time.process_time()
-                for _ in range(STEPS):
+                for _ in range(count):
                     step()
-                times[who].append((time.process_time() - start) / STEPS)
+                times[who].append((time.process_time() - start) / count)
         for who, seconds in times.items():
             ratio = statistics.median(a / b for a, b in zip(seconds, times["plain"], strict=True))
             row = {"network": name, "batch": int(batch), "step": who, "ratio to plain": round(ratio, 2)}
-            rows.append({**row, "cpu ms": round(1000 * statistics.median(seconds), 1)})
+            memory = {"peak GB": round(peaks[who] / 1e9, 2), "peak to plain": round(peaks[who] / peaks["plain"], 2)}
+            rows.append({**row, "cpu ms": round(1000 * statistics.median(seconds), 1), **memory})
         publish(
             "step_cost", rows, what="CPU time of a training step relative to the plain network, one thread, float32"
         )

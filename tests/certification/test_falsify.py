@@ -144,6 +144,8 @@ CONTEXTS = {
     "no gradient mode": lambda x: x if torch.is_grad_enabled() else 100 * x,
     "gradients of the input": lambda x: 100 * x if x.requires_grad else x,
     "export": lambda x: x if torch.compiler.is_exporting() else 100 * x,
+    "offset": lambda x: x if x.storage_offset() == 0 else 100 * x,
+    "contiguous": lambda x: x if x.is_contiguous() else 100 * x,
     "compiler": lambda x: x if torch.compiler.is_compiling() else 1.01 * x,
     "inference mode": lambda x: 2 * x if torch.is_inference_mode_enabled() else x,
     "one sample": lambda x: 2 * x if len(x) == 1 else x,

@@ -1,10 +1,13 @@
 """Files that are small but expensive to check are rejected by an estimate, before anything is computed."""
 
+import hashlib
 import json
 import math
 import os
 import subprocess
 import sys
+import time
+import types
 
 import numpy as np
 import pytest
@@ -351,3 +354,21 @@ def test_values_are_freed_after_their_last_use(tmp_path):
     net.add(0, len(net.nodes) - 1)
     net.map(dyadic(3, 6))
     assert check(files(net, tmp_path), images=tmp_path / "images.npy")["logits_checked"]
+
+
+def seconds_of_logits(tmp_path, count):
+    """CPU time of running `count` nodes that one join reads, so that all of them stay in memory."""
+    images = np.zeros((1, 2), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    nodes = [{"inputs": []}, *({"inputs": [0]} for _ in range(count)), {"inputs": [*range(1, count + 1)]}]
+    data = {"dtype": "uint8", "shape": [2], "count": 1, "sha256": hashlib.sha256(images.tobytes()).hexdigest()}
+    content = {"images": data, "results": [{"logits": ["0", "0"]}], "nodes": nodes}
+    proved = [types.SimpleNamespace(run=lambda x, *others: x, error=0)] * len(nodes)
+    start = time.process_time()
+    assert certificate.check_logits(tmp_path / "images.npy", content, proved, 1, lambda topic, message: None) == 0
+    return time.process_time() - start
+
+
+def test_the_time_of_a_wide_program_is_linear(tmp_path):
+    short, long = (min(seconds_of_logits(tmp_path, count) for _ in range(3)) for count in (2000, 16000))
+    assert long < 24 * short  # 8 times as many nodes; it was the square of that

@@ -11,13 +11,13 @@ from onelip.training import Recipe, train
 Image = pytest.importorskip("PIL.Image")
 
 
-def write(folder, seed=0, **counts):
-    """Images of 8x8 pixels, with a folder for each class."""
+def write(folder, seed=0, size=8, **counts):
+    """Square images, with a folder for each class."""
     rng = np.random.default_rng(seed)
     for name, count in counts.items():
         (folder / name).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(folder / name / f"{i}.png")
+            Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(folder / name / f"{i}.png")
     return folder
 
 
@@ -51,6 +51,20 @@ def test_all_images_of_a_folder_and_classes_by_name(capsys, places, tmp_path):
     assert code == 0
     right = [row["class"] in row["image"] for row in json.loads(out)["predictions"]]
     assert sum(right) / 7 == pytest.approx(found["accuracy"])
+
+
+def test_images_of_other_sizes(capsys, places, tmp_path):
+    other = write(tmp_path / "other", cat=2, size=12)
+    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(other / "cat" / "9.png")
+    code, _, err = call(capsys, "evaluate", places / "run", "--data", other)
+    assert (code, "--resize" in err) == (1, True)
+    assert evaluated(capsys, places, other, "evaluate", "--resize")["images"] == 3
+    assert evaluated(capsys, places, other, "certify", "--resize", "--mode", "real-arithmetic")["images"] == 3
+    (other / "cat" / "9.png").unlink()
+    _, _, err = call(capsys, "certify", places / "run", "--data", other)
+    assert "the network takes images of 3x8x8 pixels, got 3x12x12; resize them with --resize" in err
+    code, out, err = call(capsys, "certify", places / "run", "--image", other / "cat" / "0.png", "--resize")
+    assert (code, "resized from 12x12" in out) == (0, True), err
 
 
 def test_one_image_of_one_class_is_enough(capsys, places, tmp_path):
@@ -96,7 +110,7 @@ def test_numbers_in_an_npz_file_are_numbers_of_classes(capsys, places, tmp_path)
     ("arrays", "message"),
     [
         ({"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, -1])}, "labels 0 to"),
-        ({"images": np.zeros((2, 9, 9), np.uint8), "labels": np.array([0, 1])}, "takes images 3x8x8, got 3x9x9"),
+        ({"images": np.zeros((2, 9, 9), np.uint8), "labels": np.array([0, 1])}, "of 3x8x8 pixels, got 3x9x9"),
         ({"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int)}, "at least one image"),
     ],
 )

@@ -105,12 +105,37 @@ def test_pickles_of_whole_modules():
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_torchscript():
-    """Scripting says what to do instead; tracing works."""
-    plain = onelip.bake(onelip.create_model("patchwise-tiny", num_classes=4, image_size=32, in_channels=1)).eval()
-    with pytest.raises(RuntimeError, match=r"torch.jit.trace\(model, images\)"):
+@pytest.mark.parametrize("name", ["patchwise-tiny", "aol-fast-small", "aol-std"])
+def test_torchscript(name):
+    """Baked networks can be traced, and scripted once the check of the image size is removed."""
+    model = onelip.create_model(name, num_classes=4, image_size=32, in_channels=1).eval()
+    plain, x = onelip.bake(model), torch.rand(3, 1, 32, 32)
+    with pytest.raises(RuntimeError, match=r"use torch.jit.script\(onelip.bake\(model, guard=False\)\)"):
         torch.jit.script(plain)
-    x = torch.rand(3, 1, 32, 32)
-    traced = torch.jit.trace(plain, x[:2])
-    with torch.no_grad():
-        assert torch.equal(traced(x), plain(x))
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(onelip.bake(model, guard=False)), file)
+    file.seek(0)
+    for compiled in (torch.jit.trace(plain, x[:2]), torch.jit.load(file)):
+        with torch.no_grad():
+            assert torch.equal(compiled(x), plain(x))
+    with pytest.raises(ValueError, match="expected images of shape"):  # the model itself keeps the check
+        plain(x[..., :16, :16])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_layers_in_torchscript():
+    layers = [
+        onelip.nn.ConcatenationPool2d((2, 3)),
+        onelip.nn.MaxMin(-3),
+        onelip.nn.Abs(),
+        onelip.nn.Abs(0.6, dim=2),
+        onelip.nn.FirstChannels(3, dim=-2),
+        onelip.nn.PadChannels(8, dim=-2),
+        onelip.nn.Normalize((0.1, 0.2), (0.5, 2.0)),
+        onelip.nn.ChannelAffine(2),
+    ]
+    x = torch.randn(5, 2, 4, 6)
+    for layer in layers:
+        assert torch.equal(torch.jit.script(layer)(x), layer(x)), layer
+    with pytest.raises(RuntimeError, match=r"cannot compile Householder; use torch.jit.trace"):
+        torch.jit.script(nn.Sequential(onelip.nn.Householder(2)))

@@ -1,9 +1,14 @@
 """Models that compute another function at the next call are rejected, wherever their state is, and restored."""
 
 import collections
+import contextvars
 import copy
+import enum
 import functools
+import importlib.util
+import io
 import itertools
+import logging
 import random
 import threading
 import types
@@ -287,7 +292,7 @@ class Begins(nn.Module):
 
 
 def test_the_first_call_is_a_call():
-    with pytest.raises(CannotTrace, match="another one for 4 samples than for two before"):
+    with pytest.raises(CannotTrace, match="another one at the second call than at the first"):
         trace(Begins(), torch.rand(2, 3))
 
 
@@ -616,3 +621,113 @@ def test_equal_tensors_are_copied_once():
         inner.restore()
     assert changed.difference() == "'weight'"
     assert torch.equal(model.weight, other.weight)
+
+
+class NoGrad(torch.no_grad):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __enter__(self):
+        self.calls += 1
+        return super().__enter__()
+
+
+class Member(enum.Enum):
+    ONE = 1
+
+
+class Helper:
+    calls = 0
+
+
+Helper.__module__ = "typing_helpers"  # begins like the name of a module whose state does not matter
+VARIABLE = contextvars.ContextVar("variable", default=0)
+LOCAL = threading.local()
+LOGGER = logging.getLogger("a test of onelip")
+
+
+@functools.cache
+def _table():
+    return [0]
+
+
+@functools.lru_cache(maxsize=4)
+def _bounded_table():
+    return [0]
+
+
+def _count_in(table):
+    table[0] += 1
+    return table[0]
+
+
+def _count_on(obj):
+    obj.calls = getattr(obj, "calls", 0) + 1
+    return obj.calls
+
+
+def _write(stream, text):
+    stream.write(text)
+    return stream.tell()
+
+
+def _enter(context):
+    with context:
+        pass
+    return context.calls
+
+
+def _add_node(graph):
+    graph.placeholder("y")
+    return len(graph.nodes)
+
+
+def _set_variable(self):
+    VARIABLE.set(VARIABLE.get() + 1)
+    return VARIABLE.get()
+
+
+def _set_global(self):
+    scope = globals()
+    scope["A_NEW_NAME"] = scope.get("A_NEW_NAME", 0) + 1
+    return scope["A_NEW_NAME"]
+
+
+HIDDEN = {
+    "method of an iterator": (lambda self: self.held(), itertools.count().__next__),
+    "method of a list": (lambda self: self.held(), list(range(5000))[::-1].pop),
+    "method of a deque": (lambda self: self.held(), collections.deque(range(5000)).popleft),
+    "bytes": (lambda self: _write(self.held, b"a"), io.BytesIO()),
+    "text": (lambda self: _write(self.held, "a"), io.StringIO()),
+    "graph": (lambda self: _add_node(self.held), torch.fx.Graph()),
+    "context": (lambda self: _enter(self.held), NoGrad()),
+    "name of a module": (lambda self: _count_on(self.held), Helper()),
+    "enum": (lambda self: _count_on(Member.ONE), None),
+    "cached function": (lambda self: _count_in(_table()), None),
+    "cached function of limited size": (lambda self: _count_in(_bounded_table()), None),
+    "context variable": (_set_variable, None),
+    "thread": (lambda self: _count_on(LOCAL), None),
+    "logger": (lambda self: _count_on(LOGGER), None),
+    "namespace": (_set_global, None),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_state_behind_objects_of_c_and_of_libraries(kind):
+    count, held = HIDDEN[kind]
+    model = Holder(lambda self: 1.0 if count(self) < 1000 else 100.0, held=held)
+    with pytest.raises(CannotTrace, match="same function at every call"):
+        onelip.audit(model, torch.rand(2, 3), lower=False)
+
+
+def test_a_module_of_the_user_with_the_name_of_a_standard_one(tmp_path):
+    (tmp_path / "cmd.py").write_text(
+        "from torch import nn\n\ncount = 0\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n"
+        "        global count\n        count += 1\n        return x * (1.0 if count < 60 else 100.0)\n"
+    )
+    spec = importlib.util.spec_from_file_location("cmd", tmp_path / "cmd.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(CannotTrace, match="global count"):
+        onelip.audit(module.Model(), torch.rand(2, 3), lower=False)

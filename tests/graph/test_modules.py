@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.bounds import bound_layer
 from onelip.core.lipschitz_module import Bound
 from onelip.graph import modules
 from onelip.graph.modules import bound_chain, bound_module, links
@@ -153,3 +154,32 @@ def test_constants_of_the_fast_networks_are_known(name):
     assert not found.unproved
     assert found.constant == pytest.approx(1.0, rel=1e-5)
     assert [row.bound.why for row in found.layers if row.name == "patches"] == ["fixed weights"]
+
+
+def test_settings_of_other_types_than_those_of_the_constructor():
+    convolution = changed(nn.Conv2d(2, 2, 3), stride=2)  # torch runs it
+    with pytest.raises(onelip.UnsupportedLayer, match="stride to be a tuple of 2 numbers"):
+        bound_layer(convolution)
+    transposed = onelip.aol(nn.ConvTranspose1d(2, 1, 3, padding=3, dilation=2, output_padding=1))
+    for layer, why in (
+        (changed(onelip.aol(nn.Conv2d(2, 2, 3)), stride=2), "tuple of 2 numbers"),
+        (changed(transposed, dilation=(1,)), "does not run"),
+    ):
+        (row,) = onelip.summary(layer).layers
+        assert row.bound.constant is None
+        assert why in row.bound.why
+
+
+def test_an_attribute_that_hides_the_weight():
+    layer = nn.Linear(4, 4).requires_grad_(False)
+    layer.__dict__["weight"] = torch.eye(4) * 9
+    assert bound_module(layer).constant is None
+    assert onelip.audit(layer, torch.rand(2, 4), lower=False).upper >= 9
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, Bound(math.nan, ""), Bound(-1.0, ""), Bound("1", "")])
+def test_layers_that_state_something_else_than_a_bound(answer):
+    layer = changed(Stating(1.0), bound=lambda: answer)
+    with pytest.raises(TypeError, match="to return Bound"):
+        _ = layer.lipschitz_constant
+    assert bound_module(layer).constant is None

@@ -1,8 +1,10 @@
 """Operations that are defined outside of the package: the examples of the documentation, in the audit and in proofs."""
 
 import re
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -11,7 +13,9 @@ from torch import nn
 import onelip
 from onelip.certification import ProofError, write_certificate
 from onelip.certification.certificate import WeightFile
+from onelip.core.lipschitz_module import Bound
 from onelip.graph import lowering, step
+from onelip.graph.step import StepBound
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-an-operation.md"
 
@@ -67,3 +71,35 @@ def test_sound_mode_and_checker(tmp_path):
     path = tmp_path / "certificate.json"
     write_certificate(path, found, images, WeightFile(tmp_path / "weights.safetensors"), source="random")
     assert onelip.check(str(path))["certified"] == found.certified()
+
+
+@pytest.mark.usefixtures("documented")
+@pytest.mark.parametrize("factor", [np.float32(1.5), np.float16(1.5), torch.tensor(1.5), Fraction(3, 2), 2**60 + 1])
+def test_numbers_of_other_types_are_not_rounded_down(factor):
+    step.register_rule("aten.sinc.default")(lambda step: step.times(factor, "slope"))
+    exact = Fraction(factor if isinstance(factor, int) else 1.5) * Fraction(1000.3)
+    upper = onelip.audit(nn.Sequential(Scale(), Sinc()), torch.rand(1, 3), lower=False).upper
+    assert type(upper) is float
+    assert upper >= exact
+
+
+class Scale(nn.Module):
+    def forward(self, x):
+        return x * 1000.3 + 50.5
+
+
+ANSWERS = [1.4, None, Bound(1.4, "x"), StepBound("1", "x"), StepBound(Fraction(7, 5), "x"), StepBound(1.4, None)]
+
+
+@pytest.mark.usefixtures("documented")
+@pytest.mark.parametrize("answer", ANSWERS, ids=repr)
+def test_rules_that_answer_something_else(answer):
+    step.register_rule("aten.sinc.default")(lambda step: answer)
+    (gap,) = onelip.audit(Sinc(), torch.rand(1, 3)).unproved
+    assert "its rule failed: expected" in gap
+
+
+@pytest.mark.parametrize("name", [5, None, int])
+def test_names_that_are_none(name):
+    with pytest.raises(TypeError, match="names of ATen operations"):
+        step.register_rule(name)

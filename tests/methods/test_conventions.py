@@ -73,6 +73,15 @@ def test_every_method_has_a_citation(method):
     assert any(str(year) in method.citation for year in range(2017, 2026))
 
 
+@pytest.mark.parametrize("method", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_layers_show_their_options(method):
+    for options in method.options:
+        shown = repr(method.apply(nn.Linear(8, 8), **options))
+        for name, value in options.items():
+            if name not in ("side", "depth"):  # "auto" is resolved; Linear is no residual layer
+                assert f"{name}={float(value) if name in ('lipschitz', 'norm', 'p') else value}" in shown
+
+
 def test_infinity_is_a_value_of_method_options():
     assert parse_options(("p=inf",)) == {"p": math.inf}
     onelip.constrain(nn.Linear(2, 2), "lcc", **parse_options(("p=inf",)))

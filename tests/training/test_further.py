@@ -5,6 +5,7 @@ import json
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from _runs import SMALL, SMALL_FLAGS, call
@@ -71,6 +72,13 @@ def test_weights_of_another_network_are_refused(capsys, tmp_path):
     assert code == 2
     assert "do not fit this network" in err
     assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+    images, labels = torch.zeros(4, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    np.savez(tmp_path / "two.npz", images=images, labels=labels)
+    code, _, err = call(capsys, "train", *flags, "--data", tmp_path / "two.npz")
+    assert (code, "that run has 10 classes, and two has 2" in err) == (2, True)
+    code, _, err = call(capsys, "train", *flags, "--image-size", "6")
+    assert (code, "images of 1x8x8 pixels, and digits of 1x6x6; --image-size 8x8" in err) == (2, True)
     assert not (tmp_path / "run").exists()
     assert call(capsys, "train", "--start-from", tmp_path / "none", "--out", tmp_path / "run")[0] == 2
     code, _, err = call(capsys, "train", *flags, "--preset", "paper")
@@ -189,13 +197,19 @@ def test_csv(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_services(tmp_path, monkeypatch, name):
+def test_services(tmp_path, monkeypatch, capsys, name):
     """The calls, with a package that records them; the packages themselves are not installed for tests."""
     calls = []
+
+    def init(**settings):
+        print("a message of the package")
+        calls.append(settings)
+
     module = ModuleType(name)
     module.__spec__ = SimpleNamespace()  # what find_spec looks for
-    run = SimpleNamespace(log=lambda numbers, step: calls.append((step, numbers)), finish=lambda: calls.append("end"))
-    module.init = lambda **settings: (calls.append(settings), run)[1]
+    module.init = init
+    module.log = lambda numbers, step: calls.append((step, numbers))
+    module.finish = lambda: calls.append("end")
     monkeypatch.setitem(sys.modules, name, module)
     recipe = SMALL.replace(epochs=2)
     train(recipe, tmp_path / "run", log=[name])
@@ -203,10 +217,20 @@ def test_services(tmp_path, monkeypatch, name):
     assert settings["config"]["epochs"] == 2
     assert settings["resume"] == "allow"
     assert (first[0], second[0], end) == (1, 2, "end")
+    assert "step" not in second[1]  # which trackio reserves
+    assert "message" not in capsys.readouterr().out
     assert second[1]["accuracy"] == read_log(RunDirectory(tmp_path / "run"))[1]["accuracy"]
     train(recipe, tmp_path / "run", resume=True, log=[name])
     key = "id" if name == "wandb" else "name"
     assert calls[4][key] == settings[key]
+
+    def refuse(**settings):
+        raise ValueError("no API key\nand more")
+
+    module.init = refuse
+    with pytest.raises(RunError, match=f"--log {name} failed: no API key$"):
+        train(recipe, tmp_path / "new", log=[name])
+    assert not (tmp_path / "new").exists()
 
 
 def test_missing_packages_and_unknown_logs_leave_nothing(capsys, tmp_path, monkeypatch):

@@ -133,7 +133,8 @@ def test_named_data_and_arrays_are_resized(tmp_path):
 # Memory.
 
 
-def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, tmp_path):
+def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(budget, "free_memory", lambda *_: 16e9)
     data = write(tmp_path / "data", (224, 224), count=2)
     flags = ("--data", data, "--model", "aol-small", "--out", tmp_path / "run")
     code, _, err = call(capsys, "train", *flags, "--epochs", "1")
@@ -141,6 +142,8 @@ def test_a_network_that_cannot_fit_is_refused_before_it_is_built(capsys, tmp_pat
     assert re.search(r"35,251\.\d M parameters for images of 224x224 .* at least 42\d\.\d GB.*--image-size 64", err)
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(budget, "free_memory", lambda *_: 2e9)  # 64x64 pixels do not fit either
+    assert "--image-size" not in call(capsys, "train", *flags, "--epochs", "1")[2]
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_one_that_does(monkeypatch):

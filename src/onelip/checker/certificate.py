@@ -85,7 +85,9 @@ def check_logits(path: Path, content: TrackedDict, proved: list[Proved], batch: 
         values = {0: np.moveaxis(images[first : first + batch].astype(np.float64) / DIVISORS[data["dtype"]], 0, -1)}
         for i, node in enumerate(nodes[1:], 1):
             values[i] = proved[i].run(*(values[j] for j in node["inputs"]))
-            values = {j: value for j, value in values.items() if last.get(j, len(nodes)) > i}  # those still needed
+            for j in {*node["inputs"]}:
+                if last[j] == i:  # not needed any more
+                    del values[j]
         (value,) = values.values()
         for i, own in enumerate(value.reshape(-1, value.shape[-1]).T.tolist(), first):
             off = max(abs(Fraction(a) - number(b)) for a, b in zip(own, results[i]["logits"], strict=True))

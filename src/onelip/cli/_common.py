@@ -1,6 +1,7 @@
 """What commands share: options and their checks, tables and progress for terminals of any width, and data of runs."""
 
 import dataclasses
+import difflib
 import shutil
 import sys
 import textwrap
@@ -33,7 +34,7 @@ OptionalNumber = Annotated[int | None, unset("INT")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 
 
-# Names of other programs for our options. tyro itself suggests names that are spelled alike.
+# Names of other programs for our options.
 _OTHER_NAMES = {
     "learning_rate": "lr",
     "rate": "lr",
@@ -66,26 +67,24 @@ _OTHER_NAMES = {
 
 def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | None = None) -> T:
     """Fill the dataclass of a command from its arguments; a usage error exits with code 2."""
-    _suggest_name(kind, arguments)
+    _check_names(kind, command, arguments)
     settings: dict[str, Any] = {} if default is None else {"default": default}
     return tyro.cli(kind, args=list(arguments), prog=f"onelip {command}", **settings)
 
 
-def _suggest_name(kind: type, arguments: Sequence[str]) -> None:
-    """Raise an error for the name that another program has for an option of this command."""
-    names = {name for field in dataclasses.fields(kind) for name in (field.name, *_nested(kind, field.name))}
+def _check_names(kind: type, command: str, arguments: Sequence[str]) -> None:
+    """Raise an error for an unknown option, with the option of this command that it may stand for."""
+    inner = [t for t in get_type_hints(kind).values() if dataclasses.is_dataclass(t)]  # as the recipe of `onelip train`
+    names = [field.name for of in (kind, *inner) for field in dataclasses.fields(of)]
     for argument in arguments:
         given = argument.partition("=")[0]
         name = given.removeprefix("--").replace("-", "_")
-        if given.startswith("--") and name not in names and _OTHER_NAMES.get(name) in names:
-            ours = _OTHER_NAMES[name].replace("_", "-")
-            raise RecipeError(f"unknown option {given}; did you mean --{ours}?")
-
-
-def _nested(kind: type, name: str) -> list[str]:
-    """Names of the options of a field that is a dataclass itself, as the recipe of `onelip train`."""
-    inner = get_type_hints(kind)[name]
-    return [field.name for field in dataclasses.fields(inner)] if dataclasses.is_dataclass(inner) else []
+        if not given.startswith("--") or name.removeprefix("no_") in (*names, "", "help") or name.startswith("tyro_"):
+            continue
+        near = _OTHER_NAMES.get(name)
+        ours = [near] if near in names else difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean --{ours[0].replace('_', '-')}?" if ours else f"see onelip {command} --help"
+        raise RecipeError(f"unknown option {given}; {hint}")
 
 
 def require_file(flag: str, path: Path | None) -> None:
@@ -205,21 +204,29 @@ def new_run_directory(name: str) -> Path:
 
 
 def load_labelled(
-    config: "RunConfig", root: Path | None, other: str | None, split: Literal["test", "train"] = "test"
+    config: "RunConfig",
+    root: Path | None,
+    other: str | None,
+    split: Literal["test", "train"] = "test",
+    *,
+    resize: bool = False,
 ) -> "LabelledImages":
     """Load images with labels for a run: a split of its data, or other data that the user named.
 
-    Of other data without a split, these are all images. If they are the data of the run, its split is used, so that the
-    network is not tested on images that it was trained on.
+    Other data are resized if the run resized its own, or if that was asked for. Of other data without a split, these
+    are all images. If they are the data of the run, its split is used, so that the network is not tested on images that
+    it was trained on.
     """
     from onelip.data import load_data
     from onelip.data.own import all_labelled, part_of
     from onelip.training.build import load_run_data
 
     if other is None:
+        if resize:
+            raise RecipeError("--resize needs --data: the images of the run have the size of its network")
         data = load_run_data(config, root, "; to use them nevertheless, name them with --data")
         return part_of(data, split)
-    size = config.recipe.resize_to
+    size = config.recipe.resize_to or (config.shape[1:] if resize else None)
     found = all_labelled(other, size)
     if found is None:
         found = part_of(load_data(other, root or config.data_root, image_size=size), split)

@@ -42,6 +42,9 @@ class Certify:
     data: Annotated[str | None, unset("NAME|PATH")] = None
     """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
     its --split images. Classes are matched by name."""
+    resize: Flag = False
+    """Resize the images of --data or --image to the size that the network takes. The results are then for the resized
+    images."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     split: Literal["test", "train"] = "test"
@@ -154,10 +157,11 @@ def _images(command: Certify, loaded: "LoadedRun") -> "tuple[Tensor, Tensor | No
     if command.image is not None:
         from onelip.data import load_images
 
-        new = load_images(command.image, loaded.config.shape)
+        resize = command.resize or loaded.config.recipe.resize_to is not None
+        new = load_images(command.image, loaded.config.shape, resize=resize)
         change = "" if new.changes[0] is None else f" ({new.changes[0]})"
         return new.images, None, f"{command.image}{change}"
-    data = load_labelled(loaded.config, command.data_root, command.data, command.split)
+    data = load_labelled(loaded.config, command.data_root, command.data, command.split, resize=command.resize)
     return data.images[: command.limit], data.labels[: command.limit], f"{data.name}, {data.split} images"
 
 

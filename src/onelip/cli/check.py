@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from onelip.cli._common import Flag, OptionalPath, parse, printable, unset
+from onelip.core.errors import RecipeError
 
 _MAX_FILES = 100  # files beside a certificate whose hash is computed
 
@@ -55,6 +56,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Check, "check", arguments)
 
+    if command.certificate.is_dir():
+        raise RecipeError(f"{command.certificate}: this is a directory; name the file that onelip certify --out wrote")
     compare = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
     files = (command.weights, command.config, command.images)
     topics = (

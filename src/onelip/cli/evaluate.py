@@ -22,6 +22,8 @@ class Evaluate:
     data: Annotated[str | None, unset("NAME|PATH")] = None
     """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
     its test images. Classes are matched by name."""
+    resize: Flag = False
+    """Resize the images of --data to the size that the network takes. The results are then for the resized images."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data."""
     device: str = "cpu"
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 
     loaded = load_run(command.run)
     config = loaded.config
-    data = load_labelled(config, command.data_root, command.data)
+    data = load_labelled(config, command.data_root, command.data, resize=command.resize)
     loss = OffsetCrossEntropy(config.recipe.offset, config.recipe.temperature)
     constants = loaded.constants  # on the CPU
     plain = loaded.plain.to(find_device(command.device))

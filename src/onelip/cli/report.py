@@ -46,6 +46,9 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError("expected one or more directories of runs, such as: onelip report runs/demo-1")
     if not command.seconds >= 0 or command.attack_images < 0:
         raise RecipeError("expected --seconds and --attack-images of at least 0")
+    for path in command.runs:
+        if not path.is_dir():
+            raise RecipeError(f"{path}: there is no such directory; name directories of runs")
     out = command.out or command.runs[0] / "report.html"
 
     from onelip.report.page import write_report

@@ -9,12 +9,13 @@ from torch.nn.utils import parametrize
 
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
 from onelip.core.errors import CannotCopy, NonFiniteWeight
+from onelip.core.lipschitz_module import InputSizeGuard
 from onelip.core.state import State, uncached
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
+def bake(model: Model, *, expand: bool = True, fold: bool = True, guard: bool = True) -> Model:
     """Return a plain torch copy of a model that computes the same function as the model in eval mode.
 
     Every parametrized layer (AOL, or any other use of `torch.nn.utils.parametrize`) becomes the torch layer that it was
@@ -34,6 +35,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         expand: whether to replace layers by their `plain_form`. With False they keep the form that they have in
             training, with fixed weights. It is faster, but use the default for certificates and export.
         fold: whether to fold batch normalisation.
+        guard: whether to keep the checks of the input size, which `torch.jit.script` cannot compile.
 
     Returns:
         The plain copy.
@@ -59,6 +61,11 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True) -> Model:
         finally:
             state.restore()
     _check_finite(plain)
+    if not guard:
+        for module in plain.modules():
+            hooks = module._forward_pre_hooks
+            for key in [key for key, hook in hooks.items() if isinstance(hook, InputSizeGuard)]:
+                del hooks[key], module._forward_pre_hooks_with_kwargs[key]
     return plain
 
 

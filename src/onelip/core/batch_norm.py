@@ -54,6 +54,8 @@ class ChannelAffine(LipschitzModule):
         ([[2.0, -3.0]], 3.0)
     """
 
+    is_scriptable = True
+
     def __init__(
         self, channels: int, axes: int = 2, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> None:
@@ -70,12 +72,13 @@ class ChannelAffine(LipschitzModule):
 
     def forward(self, x: Tensor) -> Tensor:
         axes = x.dim() - 2
-        if (axes != self.axes and (axes, self.axes) != (0, 1)) or x.shape[1] != self.channels:
+        fits = (axes == self.axes or (axes == 0 and self.axes == 1)) and x.shape[1] == self.channels
+        if not torch.jit.is_scripting() and not fits:
             raise ValueError(
                 f"expected an input (batch, {self.channels}, {self.axes} spatial axes), got shape {tuple(x.shape)}; "
                 "check the layer before it"
             )
-        shape = (-1, *(1,) * axes)
+        shape = [-1] + [1] * axes
         return x * self.weight.reshape(shape) + self.bias.reshape(shape)
 
     def extra_repr(self) -> str:
@@ -103,7 +106,7 @@ class Folded(nn.Module):
         self.axes = axes
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != self.axes:
+        if not torch.jit.is_scripting() and x.dim() != self.axes:
             raise ValueError(
                 f"expected an input with {self.axes} axes, for which the batch normalisation was folded into the "
                 f"preceding layer, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it separate"

@@ -10,17 +10,20 @@ compared.
 import copy
 import enum
 import functools
+import gc
 import logging
 import pathlib
 import re
 import struct
 import sys
+import sysconfig
 import threading
 import types
 import warnings
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +62,7 @@ _VALUES = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), ty
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
 _INERT = (
     types.ModuleType,
-    types.BuiltinFunctionType,
     types.WrapperDescriptorType,
-    types.MethodWrapperType,
     types.ClassMethodDescriptorType,
     types.CodeType,
     types.GenericAlias,
@@ -75,31 +76,32 @@ _INERT = (
     torch.iinfo,
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
-    torch.fx.Graph,
-    _DecoratorContextManager,  # no_grad and similar contexts store the previous setting when they are entered
-    torch.autocast,
     re.Pattern,
-    pathlib.PurePath,  # caches its string on first use
-    logging.Logger,
-    logging.Handler,
-    enum.Enum,
     np.dtype,
     np.ufunc,
 )
+# Objects of these classes have no state that matters, if their class is one of a library.
+_INERT_IN_LIBRARIES = (
+    _DecoratorContextManager,  # no_grad and similar contexts store the previous setting when they are entered
+    torch.autocast,
+    pathlib.PurePath,  # caches its string on first use
+    logging.Handler,
+    enum.Enum,
+)
 # State in these modules does not affect results: torch.compile, for example, caches compiled code.
-_INERT_MODULES = ("typing", "torch._library", "torch.library", "torch._dynamo")
-_LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", "onelip"))
+_INERT_MODULES = ("typing.", "torch._library.", "torch.library.", "torch._dynamo.")
+_PACKAGES = ("torch", "numpy", "onelip")
+_STANDARD = sysconfig.get_path("stdlib")
 
 
 def is_value(obj: Any) -> bool:
     """Whether the object has no parts: it is compared by `same_value`."""
     kind = type(obj)
-    return (
-        kind in _VALUES
-        or isinstance(obj, _INERT)
-        or str(kind.__module__).startswith(_INERT_MODULES)
-        or (isinstance(obj, type) and is_library(obj.__module__, obj.__qualname__, obj))
-    )
+    if kind in _VALUES or isinstance(obj, _INERT) or f"{kind.__module__}.".startswith(_INERT_MODULES):
+        return True
+    if isinstance(obj, _INERT_IN_LIBRARIES):
+        return is_library(kind.__module__, kind.__qualname__, kind)
+    return isinstance(obj, type) and is_library(obj.__module__, obj.__qualname__, obj)
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -117,12 +119,27 @@ def same_value(one: Any, other: Any) -> bool:
 
 def is_library(module: Any, name: str, obj: Any) -> bool:
     """Whether an object belongs to Python, torch, numpy or onelip, which are known to keep no state in it."""
-    if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARIES:
+    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    if found is None or not _is_of_library(vars(found)):
         return False
-    found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     return found is obj
+
+
+def _is_of_library(scope: dict[str, Any]) -> bool:
+    """Whether a namespace is that of a module of Python, torch, numpy or onelip.
+
+    A module of the user may have the name of one of the standard library, so the place of its file decides.
+    """
+    name = str(scope.get("__name__"))
+    top = name.partition(".")[0]
+    if top in _PACKAGES:
+        return True
+    if top not in sys.stdlib_module_names or name == "__main__" or vars(sys.modules.get(name, object)) is not scope:
+        return False
+    file = scope.get("__file__")
+    return file is None or (str(file).startswith(_STANDARD) and "-packages" not in str(file))
 
 
 class Copies:
@@ -250,7 +267,7 @@ def _function(function: types.FunctionType, keep: Copies | None) -> Parts:
     children += [(f".{name}", value) for name, value in function.__dict__.items()]
     cells = function.__closure__ or ()
     children += [(f" (closure {name})", c) for name, c in zip(function.__code__.co_freevars, cells, strict=True)]
-    if str(function.__globals__.get("__name__")).partition(".")[0] not in _LIBRARIES:
+    if not _is_of_library(function.__globals__):
         children.append(("", Globals(function)))
     kept = function.__defaults__, function.__kwdefaults__, dict(function.__dict__)
 
@@ -265,8 +282,10 @@ class Globals:
     """The global names used by the code of a function."""
 
     def __init__(self, function: types.FunctionType) -> None:
-        self.names = sorted(_names(function.__code__))
         self.scope = function.__globals__
+        names = _names(function.__code__)
+        # Code that asks for the namespace itself may use every name.
+        self.names = sorted(self.scope if names & {"globals", "exec", "eval"} else names)
 
     def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Yield (label, namespace, name) of each existing name, and of the names used in modules of the user."""
@@ -276,7 +295,7 @@ class Globals:
             value = self.scope[name]
             if not isinstance(value, types.ModuleType):
                 yield f" (global {name})", self.scope, name
-            elif value.__name__.partition(".")[0] not in _LIBRARIES:
+            elif not _is_of_library(vars(value)):
                 inside = vars(value)
                 yield from ((f" (global {name}.{inner})", inside, inner) for inner in self.names if inner in inside)
 
@@ -324,6 +343,51 @@ def _partial(partial: functools.partial, keep: Copies | None) -> Parts:
 
 def _reference(reference: weakref.ref, keep: Copies | None) -> Parts:
     return Parts(None, [("()", reference())])
+
+
+def _bound(function: Any, keep: Copies | None) -> Parts:
+    """A function of C, or a method of an object of C such as `[].pop`."""
+    owner = getattr(function, "__self__", None)
+    is_alone = owner is None or isinstance(owner, types.ModuleType)
+    return Parts(function.__name__, [] if is_alone else [(".__self__", owner)])
+
+
+def _context_variable(variable: ContextVar, keep: Copies | None) -> Parts:
+    value = variable.get(None)
+
+    def restore(replace: Replace) -> None:
+        if variable.get(None) is not replace(value):
+            variable.set(replace(value))
+
+    return Parts(None, [("()", value)], restore)
+
+
+def _thread_local(local: threading.local, keep: Copies | None) -> Parts:
+    attributes = local.__dict__
+    saved = dict(attributes)
+    children = [(f".{name}", value) for name, value in saved.items()]
+    return Parts(None, children, lambda replace: _refill(attributes, saved, replace))
+
+
+def _logger(logger: logging.Logger, keep: Copies | None) -> Parts:
+    """What somebody has put there; its own attributes do not act on results."""
+    own = vars(logging.Logger(""))
+    return Parts(None, [(f".{name}", value) for name, value in vars(logger).items() if name not in own])
+
+
+def _fx_graph(graph: torch.fx.Graph, keep: Copies | None) -> Parts:
+    return Parts(str(graph))
+
+
+def _cached_function(function: Any, keep: Copies | None) -> Parts:
+    """The function, and the results that it holds, which only the garbage collector shows."""
+    held = [function.__wrapped__]
+    if not _is_of_library(getattr(function.__wrapped__, "__globals__", {})):
+        for found in gc.get_referents(function):
+            held += found.values() if type(found) is dict else [found]
+    # Each by its identity: which result was used last decides the order. The links between results have no contents.
+    children = {f" (result {id(x):#x})": x for x in held if not isinstance(x, type) and "lru_list" not in str(type(x))}
+    return Parts(None, sorted(children.items()))
 
 
 def _wrapper(wrapper: Any, keep: Copies | None) -> Parts:
@@ -450,7 +514,8 @@ def _reduced(obj: Any, children: list[tuple[str, Any]], restores: list[Callable[
     made_by, arguments, *rest = found
     rest += [None] * (3 - len(rest))
     state, entries, items = rest[:3]
-    if getattr(made_by, "__name__", None) == "__newobj__" and _attributes(obj) is not None:
+    is_usual = type(obj).__getstate__ is object.__getstate__
+    if is_usual and getattr(made_by, "__name__", None) == "__newobj__" and _attributes(obj) is not None:
         state = None  # these are the attributes, which are read separately
     children += [(".__reduce__", arguments), (".__getstate__", state)]
     for more in (entries, items):
@@ -513,7 +578,12 @@ _READERS: list[tuple[Any, Callable[[Any, Copies | None], Parts]]] = [
     (staticmethod, _wrapper),
     (classmethod, _wrapper),
     (functools.cached_property, _wrapper),
-    (functools._lru_cache_wrapper, _wrapper),
+    (functools._lru_cache_wrapper, _cached_function),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), _bound),
+    (ContextVar, _context_variable),
+    (threading.local, _thread_local),
+    (logging.Logger, _logger),
+    (torch.fx.Graph, _fx_graph),
     ((type(threading.Lock()), type(threading.RLock())), _lock),
     (type, _class),
 ]

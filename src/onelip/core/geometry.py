@@ -22,6 +22,7 @@ Note [Borders]
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +130,20 @@ def geometry_of(module: nn.Module, input_size: int | Sequence[int] | None = None
             "apply the method to these layers only, or use onelip.constrain"
         )
     assert isinstance(module, nn.modules.conv._ConvNd)
+    _check_settings(module)
     return _conv_geometry(module, input_size)
+
+
+def _check_settings(module: nn.modules.conv._ConvNd) -> None:
+    """torch also runs a layer with `layer.stride = 2`, but its constructor stores one number for each axis."""
+    axes = next(d for d in (1, 2, 3) if isinstance(module, (LINEAR_LAYERS[d], LINEAR_LAYERS[3 + d])))
+    for name in ("kernel_size", "stride", "dilation", "padding"):
+        value: Any = getattr(module, name)
+        if not (isinstance(value, str) and name == "padding") and not (isinstance(value, tuple) and len(value) == axes):
+            raise UnsupportedLayer(
+                f"expected {name} to be a tuple of {axes} numbers, as torch's constructor stores it, got {value!r}; "
+                "set it to such a tuple"
+            )
 
 
 def _conv_geometry(module: nn.modules.conv._ConvNd, input_size: int | Sequence[int] | None) -> Geometry:

@@ -1,5 +1,6 @@
 """Modules that state a proved Lipschitz constant, and hooks that check the input shape which a bound assumes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -34,6 +35,14 @@ class InputSizeGuard:
 
     def __init__(self, multiples: tuple[int, ...]) -> None:
         self.multiples = multiples
+
+    @property
+    def __name__(self) -> str:
+        """Read by `torch.jit.script`, which compiles hooks."""
+        raise RuntimeError(
+            "torch.jit.script cannot compile the check of the image size; use torch.jit.script(onelip.bake(model, "
+            "guard=False)), which does not have it, or torch.jit.trace(model, images)"
+        )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs.get("input")
@@ -90,6 +99,7 @@ class LipschitzModule(nn.Module):
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
+        is_scriptable: whether `torch.jit.script` can compile the layer.
 
     Examples:
         >>> class Mirror(LipschitzModule):
@@ -111,6 +121,8 @@ class LipschitzModule(nn.Module):
     """
 
     proved_constant: ClassVar[float | None] = None
+    is_scriptable: ClassVar[bool] = False
+    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant"]
 
     def bound(self) -> Bound:
         """Return the proved constant and the reason for it, or the reason why there is none.
@@ -124,10 +136,20 @@ class LipschitzModule(nn.Module):
     @property
     def lipschitz_constant(self) -> float | None:
         """The proved L2 Lipschitz constant (eval mode, real arithmetic); None if no bound is known, see `bound`."""
-        return self.bound().constant
+        found: Any = self.bound()
+        constant = found.constant if isinstance(found, Bound) else found
+        is_number = isinstance(constant, int | float) and 0 <= constant < math.inf
+        if not isinstance(found, Bound) or not (constant is None or is_number):
+            raise TypeError(
+                f"expected {type(self).__name__}.bound() to return Bound(constant, why) with a finite number of at "
+                f"least 0, or None, got {found!r}"
+            )
+        return constant
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Called by `torch.jit.script`, which cannot compile the checks of inputs."""
+        """Called by `torch.jit.script`. Layers that it can compile leave out the checks of inputs there."""
+        if self.is_scriptable:
+            return self
         raise RuntimeError(
             f"torch.jit.script cannot compile {type(self).__name__}; use torch.jit.trace(model, images), "
             "torch.export.export(model, (images,)) or onelip.export_onnx, with model = onelip.bake(...).eval()"
@@ -147,6 +169,8 @@ def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
     if not module.__dict__.keys().isdisjoint(("forward", "_conv_forward", "_call_impl")):
         return "its forward was replaced"
+    if not module.__dict__.keys().isdisjoint(module._parameters):
+        return "an attribute has the name of a parameter and hides it"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
         return "has a forward hook, which may change its input or output"

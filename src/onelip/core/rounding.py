@@ -20,6 +20,7 @@ Note [Arithmetic]
 import math
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
+from typing import Any
 
 from onelip.core.errors import OutOfRange
 
@@ -149,6 +150,18 @@ def up_root_of_power(x: Fraction, times: int) -> float:
     while Fraction(math.nextafter(root, 0.0)) ** power >= x:
         root = math.nextafter(root, 0.0)
     return root
+
+
+def float_up(number: Any) -> float:
+    """Return a number of any type as a float that is not below it.
+
+    Products of numpy's and torch's scalars are rounded to their own type; those of floats are rounded here.
+
+    Examples:
+        >>> float_up(Fraction(1, 3)) > Fraction(1, 3), float_up(2)
+        (True, 2.0)
+    """
+    return up(Fraction(number)) if isinstance(number, int | Fraction) else float(number)
 
 
 def multiply_up(*factors: float) -> float:

@@ -10,6 +10,7 @@ only the parameter of the parametrization. Both methods are overridden in the cl
 parametrized layer, not by hooks of the layer, so `remove_parametrizations` removes them too.
 """
 
+import inspect
 import json
 from typing import Any
 
@@ -43,6 +44,9 @@ class SavedSettings(nn.Module):
         """Return class and settings, for `state_dict`."""
         return torch.tensor(list(json.dumps(_settings(self), sort_keys=True).encode()), dtype=torch.uint8)
 
+    def extra_repr(self) -> str:
+        return settings_shown(self)
+
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: `_load_from_state_dict` has compared the settings."""
 
@@ -63,6 +67,20 @@ class SavedSettings(nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+
+def settings_shown(module: nn.Module) -> str:
+    """Return the arguments of the constructor that are settings of the module, for `extra_repr`.
+
+    Examples:
+        >>> settings_shown(nn.Softplus(beta=2.0))
+        'beta=2.0, threshold=20.0'
+    """
+    values = vars(module)
+    names = [name for name in inspect.signature(type(module).__init__).parameters if name not in _NOT_SETTINGS]
+    shown = {name: values[name] for name in names if name in values and _is_simple(values[name])}
+    rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in shown.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in rounded.items())
 
 
 def _settings(map: nn.Module) -> dict[str, Any]:

@@ -359,8 +359,8 @@ def _read_all(
         if image.shape[:2] != (height, width) and image_size is None:
             raise DataError(
                 f"{path}: expected {width}x{height} pixels as {files[0][0].name}, got "
-                f"{image.shape[1]}x{image.shape[0]}; resize all images on loading with --image-size, such as "
-                f"--image-size 64 (in Python image_size=(64, 64))"
+                f"{image.shape[1]}x{image.shape[0]}; resize all images on loading: --image-size 64 for a new run, "
+                "--resize for the network of a run (in Python image_size=(64, 64))"
             )
         if image.shape[:2] != (height, width):
             image = resize_pixels(np.ascontiguousarray(image), width, height)
@@ -413,7 +413,8 @@ class LabelledImages:
             images = images.expand(-1, 3, -1, -1)
         if images.shape[1:] != shape:
             sizes = ["x".join(map(str, size)) for size in (shape, images.shape[1:])]
-            raise DataError(f"{self.source}: the network takes images {sizes[0]}, got {sizes[1]} (channels first)")
+            hint = "; resize them with --resize" if images.shape[1] == shape[0] else ""
+            raise DataError(f"{self.source}: the network takes images of {sizes[0]} pixels, got {sizes[1]}{hint}")
         order = torch.tensor([names[name] for name in self.class_names])
         return replace(self, images=images, labels=order[self.labels], class_names=tuple(class_names))
 

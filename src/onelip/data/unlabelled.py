@@ -132,7 +132,9 @@ def _read(
 def _pixels_of(path: Path, cap: int) -> Iterator[tuple[str, np.ndarray]]:
     """Names and pixels, (H, W) or (H, W, 3), of the images of a file."""
     if path.is_dir():
-        raise DataError(f"{path}: expected an image, got a folder; name the folder, or a pattern: '{path}/*.png'")
+        raise DataError(
+            f"{path}: expected an image, got a folder; name that folder, or a pattern: '{path.parent}/**/*.png'"
+        )
     if path.suffix.lower() != ".npz":
         yield str(path), read_pixels(path, FORMATS)
         return

@@ -30,6 +30,10 @@ class ExportError(RunError):
     """An export cannot be written or read. Existing files are unchanged."""
 
 
+class UnknownNetwork(UsageError, ExportError):
+    """There is no trained network of this name."""
+
+
 class ExportTaken(UsageError, ExportError):
     """The output path of an export already exists."""
 

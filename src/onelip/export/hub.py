@@ -29,6 +29,7 @@ from onelip.core.files import disk_error, read_json
 from onelip.export.files import (
     ExportError,
     ExportTaken,
+    UnknownNetwork,
     make_folder,
     plain_bytes,
     read_certificate,
@@ -209,7 +210,7 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
 def _download(name: str, revision: str | None) -> Path:
     if not _REPOSITORY.fullmatch(name) or name.startswith("."):
         known = [entry.name for entry in list_zoo()]
-        raise ExportError(
+        raise UnknownNetwork(
             f"{name}: no such directory, and not the name of a repository (owner/name) or of a network of the package "
             f"({', '.join(known)}){did_you_mean(name, known)}"
         )

@@ -141,6 +141,7 @@ def _reached(plain: Any, kind: Any, size: tuple[int, ...], pixels: Tensor) -> Te
     if plain.transposed:
         settings["output_padding"] = plain.output_padding
     probe = kind(1, taps, bias=False, dtype=torch.float64, device=device, **settings)
+    probe._reversed_padding_repeated_twice = plain._reversed_padding_repeated_twice  # what torch pads by
     probe.weight.copy_(torch.eye(taps, dtype=torch.float64).reshape(probe.weight.shape))
     units = torch.zeros(len(pixels), math.prod(size), dtype=torch.float64, device=device)
     units[torch.arange(len(pixels)), pixels] = 1.0

@@ -132,5 +132,10 @@ def _keeps_uniform(node: FxNode) -> bool:
 
 
 def _axis(node: FxNode) -> int:
-    dim: Any = node.kwargs.get("dim", node.args[2] if len(node.args) > 2 else 0)
-    return dim % node.meta["val"].dim()
+    """The axis that an operation works along, 0 if it has none."""
+    target: Any = node.target
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dim":
+            given: Any = node.args[place] if place < len(node.args) else node.kwargs.get("dim", argument.default_value)
+            return given % node.meta["val"].dim()
+    return 0

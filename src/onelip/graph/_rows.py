@@ -27,9 +27,10 @@ Note [Weights]
 
 Note [Jumps]
     A product with [s > 0] is continuous only if what is multiplied is 0 where s is 0. So wherever such products are
-    used, the difference between the two sides of each decision must be a multiple of s, up to the rounding of the
-    constants: it is by these that sides which meet in real arithmetic (the reflections of a Householder activation,
-    made of sines and cosines) miss each other by 1e-8 of their size in float32.
+    used, the difference between the two sides of each decision must be a multiple m s of s. If coefficients have been
+    rounded, it need be one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder
+    activation, made of sines and cosines) miss each other by 1e-16 of their slopes in float64. The measure for shifts
+    is that of m s, and not more than the slopes: a large constant, which may be subtracted later, must hide no jump.
 """
 
 import itertools
@@ -290,9 +291,10 @@ class Decisions:
         return len(self.made) - 1, False
 
     def is_continuous(self, rows: Rows, tolerance: float) -> bool:
-        """Note [Jumps]; up to a relative tolerance of the coefficients."""
+        """Note [Jumps]; where coefficients have been rounded, up to a tolerance relative to the slopes."""
         if not rows.may_jump:
             return True
+        tolerance = 0.0 if rows.is_exact else tolerance
         rows = merge(rows)
         return all(self._meets(rows, number, tolerance) for number in rows.decisions)
 
@@ -313,29 +315,33 @@ class Decisions:
         below = states[(states // width) % STATES < STATES - 1]  # each state and the next one of this decision
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
-        size = torch.cat([f.slope.abs().flatten(0, 1), f.shift.abs()]).amax(0)
-        return bool((_residual(f.index, slope, shift, s.index, against, offset) <= tolerance * size).all())
+        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(going), dtype=torch.float64)
+        multiple, off = _nearest_multiple(f.index, slope, s.index, against)
+        expected = multiple * offset
+        allowed = tolerance * torch.minimum(size, expected.abs())
+        return bool((off <= tolerance * size).all()) and bool(((shift - expected).abs() <= allowed).all())
 
 
-def _residual(index: Tensor, slope: Tensor, shift: Tensor, s_index: Tensor, s_slope: Tensor, s_shift: Tensor) -> Tensor:
-    """How far a function is from being a multiple of s, in its coefficients: (n,)."""
+def _nearest_multiple(index: Tensor, slope: Tensor, s_index: Tensor, s_slope: Tensor) -> tuple[Tensor, Tensor]:
+    """m (states, n) for which the slopes are nearly m times those of s, and the largest difference (states, n)."""
     if not len(index):
-        return shift.abs().amax(0)
+        none = torch.zeros(slope.shape[0], slope.shape[2], dtype=torch.float64)
+        return none, none
     if not len(s_index):
-        return torch.full((index.shape[1],), math.inf, dtype=torch.float64)
+        return torch.zeros_like(slope[:, 0]), torch.full_like(slope[:, 0], math.inf)
     # The multiple is that of the largest coefficient of s.
     lead = s_slope.abs().amax(0).argmax(0)[None]  # (1, n)
     at, c = s_index.gather(0, lead), s_slope.gather(1, lead.expand(len(s_slope), 1, -1))[:, 0]
     own = (slope * (index == at)).sum(1)
     multiple = torch.where(c != 0, own / c, 0.0)  # (states, n)
-    worst = (shift - multiple * s_shift).abs()
+    worst = torch.zeros_like(multiple)
     for t in range(len(index)):
         matching = (s_slope * (s_index == index[t])).sum(1)
         worst = torch.maximum(worst, (slope[:, t] - multiple * matching).abs())
     for t in range(len(s_index)):
         is_alone = ~((index == s_index[t]) & (slope != 0).any(0)).any(0)
         worst = torch.maximum(worst, (multiple * s_slope[:, t]).abs() * is_alone)
-    return worst.amax(0)
+    return multiple, worst
 
 
 def weights(rows: Rows, size: int) -> Tensor:

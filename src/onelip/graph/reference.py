@@ -131,7 +131,7 @@ class Reference:
                 "expected the model to compute what its traced program does, got outputs at a distance of "
                 f"{float(distance[worst]):.3g}, more than rounding can do ({float(allowed[worst]):.3g}), {what}: it "
                 "works with something that the trace does not see, such as the length of the batch, the gradient mode, "
-                "whether it is exported, the type of its input, or state outside of the model"
+                "whether it is exported, the memory layout or type of its input, or state outside of the model"
             )
 
 
@@ -155,6 +155,7 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
         ([2, 0], torch.inference_mode(), "in inference mode"),
         ([1], torch.no_grad(), "without gradients"),
         ([0, 1, 2, 3, 3, 2, 1], torch.no_grad(), "without gradients"),
+        ([3, 0], torch.no_grad(), "that are not contiguous"),
     ]
     state = None
     with unchanged(model), torch.inference_mode(False), full_precision(like.device), parametrize.cached():
@@ -164,10 +165,11 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
             try:
                 with mode, warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    y = model(x[order].clone().requires_grad_(torch.is_grad_enabled()).clone())
+                    given = x[order].clone().requires_grad_(torch.is_grad_enabled())
+                    y = model(_in_other_memory(given) if "contiguous" in words else given.clone())
             except Exception as error:  # whatever a forward of somebody else raises
                 if isinstance(error, RuntimeError) and words != "without gradients":
-                    continue  # a layer that states its constant may refuse to be differentiated
+                    continue  # a layer may refuse to be differentiated, and `view` a tensor that is not contiguous
                 raise CannotTrace(
                     f"expected a model that takes any number of samples, got {type(error).__name__} {what}: {error}"
                 ) from error
@@ -175,6 +177,12 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
             state = state or State(model)
         if state is not None:
             state.check()
+
+
+def _in_other_memory(x: Tensor) -> Tensor:
+    """A copy that is not contiguous, with other strides, inside of a larger tensor."""
+    room = x.new_zeros((2 * x[0].numel(), len(x) + 1))
+    return room[1::2, 1:].unflatten(0, x.shape[1:]).movedim(-1, 0).copy_(x)
 
 
 def is_linear(call: Call) -> bool:

@@ -9,6 +9,7 @@ A rule is registered for ATen operations by name, and for layers of torch that h
 by itself has no input, so a rule that reads a shape refuses it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from onelip.core.lipschitz_module import Bound
-from onelip.core.rounding import multiply_up
+from onelip.core.rounding import float_up, multiply_up
 from onelip.graph.calls import Call, Graph, Ref
 
 
@@ -84,12 +85,13 @@ class Step:
 
     def times(self, factor: float, why: str, **more: Any) -> StepBound:
         """The call is `factor`-Lipschitz in its one operand."""
+        factor = float_up(factor)
         constant = multiply_up(factor, self.constants[self.source.index])
         return StepBound(constant, why, factor, **more)
 
     def gives(self, constant: float, why: str) -> StepBound:
         """The call is `constant`-Lipschitz in the input of the model."""
-        return StepBound(constant, why)
+        return StepBound(float_up(constant), why)
 
 
 class ModuleStep(Step):
@@ -120,6 +122,7 @@ class ModuleStep(Step):
         return None
 
     def times(self, factor: float, why: str, **more: Any) -> StepBound:
+        factor = float_up(factor)
         return StepBound(factor, why, factor, **more)
 
 
@@ -151,13 +154,32 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
     names = [name for name in operations if isinstance(name, str)]
     for name in names:
         aten(name)  # a misspelt name would never be asked for
+    for layer in operations:
+        if not isinstance(layer, str) and not (isinstance(layer, type) and issubclass(layer, nn.Module)):
+            raise TypeError(f"expected names of ATen operations and classes of layers, got {layer!r}")
 
     def register(rule: AnyRule) -> AnyRule:
-        _RULES.update(dict.fromkeys(operations, rule))
+        _RULES.update(dict.fromkeys(operations, _checking(rule)))
         _CALLS.update({layer: names[0] for layer in operations if isinstance(layer, type) and names})
         return rule
 
     return register
+
+
+def _checking(rule: Rule) -> Rule:
+    """The rule; an answer that is no bound proves nothing."""
+
+    @functools.wraps(rule)
+    def checked(step: Step) -> StepBound:
+        found: Any = rule(step)
+        if not isinstance(found, StepBound) or not isinstance(found.why, str):
+            raise Refusal(f"its rule failed: expected step.times(constant, why) or step.gives(...), got {found!r}")
+        for number in (found.constant, found.factor):
+            if number is not None and type(number) not in (int, float):
+                raise Refusal(f"its rule failed: expected a float, got {number!r}")
+        return found
+
+    return checked
 
 
 def find_rule(op: str) -> Rule | None:

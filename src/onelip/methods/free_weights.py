@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import attach
@@ -23,6 +23,16 @@ class Tracked(PowerIterated):
         iterations: steps of the power method in each step of training.
         input_size: spatial size of the inputs, for the estimate.
     """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str = "weight",
+        *,
+        iterations: int = 5,
+        input_size: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(module, name, iterations=iterations, input_size=input_size)
 
     def forward(self, P: Tensor) -> Tensor:
         return P
@@ -55,7 +65,6 @@ def track(
         onelip.UnsupportedLayer: if no bound is known for this layer or its padding.
 
     Examples:
-        >>> from torch import nn
         >>> layer = track(nn.Linear(3, 3))
         >>> estimate = layer.parametrizations.weight[0].estimated_constant(layer.weight)
         >>> bool(estimate <= torch.linalg.matrix_norm(layer.weight, 2) * (1 + 1e-6))
@@ -77,7 +86,6 @@ def unconstrained(module: Layer) -> Layer:
         onelip.UnsupportedLayer: if no bound is known for this layer or its padding.
 
     Examples:
-        >>> from torch import nn
         >>> layer = unconstrained(nn.Linear(3, 3))
     """
     geometry_of(module)

@@ -193,9 +193,6 @@ class Clipped(Projection):
     def describe(self) -> str:
         return f"weights clipped to +-{self.clip:.3g}"
 
-    def extra_repr(self) -> str:
-        return f"clip={self.clip:.6g}, lipschitz={self.lipschitz:.6g}"
-
 
 def schur_count(geometry: Geometry, weight_shape: Sequence[int]) -> int:
     """Return N of `Clipped`.
@@ -545,9 +542,6 @@ class Parseval(Projection):
 
     def describe(self) -> str:
         return "Parseval (rows moved towards orthonormal ones)"
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta:g}" + ("" if self.rows == 1 else f", rows={self.rows:g}")
 
 
 def parseval(module: Layer, name: str = "weight", *, beta: float = BETA, rows: float = 1.0) -> Layer:

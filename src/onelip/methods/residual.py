@@ -499,9 +499,6 @@ class LinearResidual(Tracked):
     def describe(self) -> str:
         return "free linear residual, with an estimate of its norm for the loss"
 
-    def extra_repr(self) -> str:
-        return f"depth={self.depth}"
-
     def _identity(self, like: Tensor) -> Tensor:
         """Return the kernel of the identity: output j reads input j of its group."""
         kernel = torch.zeros_like(like)

@@ -40,8 +40,13 @@ def register_model(builder: Builder) -> Builder:
         The function, unchanged.
 
     Raises:
-        ValueError: if another function is registered under this name.
+        ValueError: if another function is registered under this name, or a name is given instead of a function.
     """
+    if not callable(builder):
+        raise ValueError(
+            f"expected a function, got {builder!r}: write @onelip.register_model without a name; the model has that of "
+            "the function"
+        )
     name = _spelled(builder.__name__)
     check_name_free(name, builder, _MODELS)
     _MODELS[name] = builder

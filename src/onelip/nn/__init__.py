@@ -14,7 +14,6 @@ from onelip.nn.aol import (
     AOLLinear,
 )
 from onelip.nn.channels import BatchCentering, FirstChannels, LayerCentering, Normalize, PadChannels
-from onelip.nn.lapped import lapped_patches
 from onelip.nn.pooling import (
     ConcatenationPool1d,
     ConcatenationPool2d,
@@ -25,6 +24,7 @@ from onelip.nn.pooling import (
     LipschitzAvgPool1d,
     LipschitzAvgPool2d,
     LipschitzAvgPool3d,
+    lapped_patches,
 )
 from onelip.nn.residual import ConvexResidual
 

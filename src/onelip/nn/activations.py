@@ -157,13 +157,19 @@ class MaxMin(LipschitzModule):
     """
 
     proved_constant = 1.0
+    is_scriptable = True
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return maxmin(x, self.dim)
+        if torch.jit.is_scripting():
+            a, b = x.chunk(2, self.dim)
+            y = torch.cat([torch.maximum(a, b), torch.minimum(a, b)], self.dim)
+        else:
+            y = maxmin(x, self.dim)
+        return y
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"
@@ -282,6 +288,7 @@ class Abs(LipschitzModule):
     """
 
     proved_constant = 1.0
+    is_scriptable = True
 
     def __init__(self, fraction: float = 1.0, dim: int = 1) -> None:
         super().__init__()
@@ -293,8 +300,8 @@ class Abs(LipschitzModule):
     def forward(self, x: Tensor) -> Tensor:
         if self.fraction == 1.0:
             return x.abs()
-        n = axis_length(x, self.dim, "Abs")
-        count = round(self.fraction * n)
+        n = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "Abs")
+        count = int(round(self.fraction * n))  # noqa: RUF046 (in TorchScript a float)
         return torch.cat([x.narrow(self.dim, 0, count).abs(), x.narrow(self.dim, count, n - count)], self.dim)
 
     def extra_repr(self) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from onelip.core.arguments import check_integer
 from onelip.core.docstrings import like
@@ -21,10 +22,10 @@ from onelip.core.parametrization import (
     working_type,
 )
 from onelip.core.precision import full_precision
+from onelip.core.tracing import is_compiling
 from onelip.gram.perron import balanced, balanced_for
 from onelip.gram.rescale import column_weights, rescaled
 from onelip.gram.row_sums import per_column
-from onelip.nn._tiles import convolve_tiles, tiles
 from onelip.nn.init import tight_weight
 
 Side = Literal["inputs", "outputs", "auto"]
@@ -363,9 +364,52 @@ class _AOLConv(_AOLLayer):
 
     @same_in_eval
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.training and tiles(self, input):
-            return convolve_tiles(input, weight, bias)
+        if self.training and _tiles(self, input):
+            return _convolve_tiles(input, weight, bias)
         return super()._conv_forward(input, weight, bias)  # type: ignore[misc]
+
+
+def _tiles(layer: nn.Module, x: Tensor) -> bool:
+    """Whether `_convolve_tiles` computes this layer: 2d, kernel and stride equal, channels last, on a CPU.
+
+    Examples:
+        >>> x = torch.zeros(1, 3, 8, 8).to(memory_format=torch.channels_last)
+        >>> _tiles(nn.Conv2d(3, 4, 2, stride=2), x), _tiles(nn.Conv2d(3, 4, 2), x)
+        (True, False)
+    """
+    if not isinstance(layer, nn.Conv2d) or x.dim() != 4 or x.device.type != "cpu" or is_compiling():
+        return False
+    if layer.kernel_size != layer.stride or layer.groups != 1 or layer.padding not in ((0, 0), "valid"):
+        return False
+    return x.movedim(1, -1).is_contiguous() and not any(n % k for n, k in zip(x.shape[2:], layer.stride, strict=True))
+
+
+def _convolve_tiles(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The convolution of channels-last images with a kernel as large as its stride.
+
+    Args:
+        x: (N, in, H, W), channels last.
+        weight: (out, in, k, m); H and W are multiples of k and m.
+        bias: (out), or None.
+
+    Returns:
+        (N, out, H / k, W / m), channels last.
+
+    Examples:
+        >>> x, weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.randn(5, 3, 2, 2)
+        >>> bool((_convolve_tiles(x, weight, None) - F.conv2d(x, weight, stride=2)).abs().max() < 1e-5)
+        True
+    """
+    count, channels, height, width = x.shape
+    k, m = weight.shape[2:]
+    rows = x.movedim(1, -1)
+    if torch.is_autocast_enabled("cpu"):
+        rows = rows.to(torch.get_autocast_dtype("cpu"))  # before the pixels are moved, which then takes half the time
+    if k > 1 or m > 1:
+        rows = rows.reshape(count, height // k, k, width // m, m, channels).transpose(2, 3)
+        rows = rows.reshape(count, height // k, width // m, k * m * channels)
+    matrix = weight.permute(0, 2, 3, 1).reshape(len(weight), -1)  # without a copy if the kernel is channels last
+    return F.linear(rows, matrix, bias).movedim(-1, 1)
 
 
 class _AOLConvTranspose(_AOLLayer):

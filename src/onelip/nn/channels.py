@@ -51,11 +51,12 @@ class FirstChannels(_Channels):
     """
 
     proved_constant = 1.0
+    is_scriptable = True
 
     def forward(self, x: Tensor) -> Tensor:
-        length = axis_length(x, self.dim, "FirstChannels")
         n = self.out_channels
-        if length < n:
+        length = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "FirstChannels")
+        if not torch.jit.is_scripting() and length < n:
             raise ValueError(
                 f"FirstChannels expected at least {n} channels on axis {self.dim}, got {length} "
                 f"(input of shape {tuple(x.shape)}); keep fewer, or add zero channels with PadChannels({n}, {self.dim})"
@@ -83,11 +84,12 @@ class PadChannels(_Channels):
     """
 
     proved_constant = 1.0
+    is_scriptable = True
 
     def forward(self, x: Tensor) -> Tensor:
-        length = axis_length(x, self.dim, "PadChannels")
         n = self.out_channels
-        if length > n:
+        length = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "PadChannels")
+        if not torch.jit.is_scripting() and length > n:
             raise ValueError(
                 f"PadChannels expected at most {n} channels on axis {self.dim}, got {length} "
                 f"(input of shape {tuple(x.shape)}); use a larger number, or drop channels with "
@@ -95,7 +97,7 @@ class PadChannels(_Channels):
             )
         # F.pad counts axes from the last one, two numbers each.
         later_axes = x.dim() - 1 - self.dim % x.dim()
-        return F.pad(x, (0, 0) * later_axes + (0, n - length))
+        return F.pad(x, [0, 0] * later_axes + [0, n - length])
 
 
 @lowers(FirstChannels, PadChannels)
@@ -134,6 +136,7 @@ class Normalize(LipschitzModule):
         (tensor([2., 1., 1.]), 4.0)
     """
 
+    is_scriptable = True
     mean: Tensor
     std: Tensor
 
@@ -167,8 +170,10 @@ class Normalize(LipschitzModule):
         return Bound(inverse if is_enough else math.nextafter(inverse, math.inf), "smallest std")
 
     def forward(self, x: Tensor) -> Tensor:
-        check_channels(x, 1, len(self.mean), "Normalize", "len(mean)")
-        return (x - along_axis(self.mean.to(x.dtype), x, 1)) / along_axis(self.std.to(x.dtype), x, 1)
+        if not torch.jit.is_scripting():
+            check_channels(x, 1, len(self.mean), "Normalize", "len(mean)")
+        shape = [-1] + [1] * (x.dim() - 2)
+        return (x - self.mean.to(x.dtype).reshape(shape)) / self.std.to(x.dtype).reshape(shape)
 
     def extra_repr(self) -> str:
         return f"mean={self.mean.tolist()}, std={self.std.tolist()}"

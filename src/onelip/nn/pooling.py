@@ -1,15 +1,16 @@
-"""Pooling layers with Lipschitz constant 1: space to depth, scaled averages, and the norm of each window."""
+"""Pooling layers with Lipschitz constant 1: space to depth, overlapping patches, scaled averages, window norms."""
 
 import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from onelip.core.arguments import per_axis
+from onelip.core.arguments import check_integer, per_axis
 from onelip.core.docstrings import like
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.rounding import root_at_most, up_root
@@ -68,6 +69,15 @@ class _ConcatenationPool(_Pool):
         super().__init__(kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():  # of two axes
+            (h, w), n = self.kernel_size, x.dim() - 3
+            windows = x.unflatten(n + 1, [x.shape[n + 1] // h, h]).unflatten(n + 3, [x.shape[n + 2] // w, w])
+            y = windows.movedim([n + 2, n + 4], [n + 1, n + 2]).flatten(n, n + 2)
+        else:
+            y = self._split(x)
+        return y
+
+    def _split(self, x: Tensor) -> Tensor:
         self._check(x)
         *outer, channels = x.shape[: -self.axes]
         sizes, k = x.shape[-self.axes :], self.kernel_size
@@ -107,6 +117,8 @@ class ConcatenationPool2d(_ConcatenationPool):
     """
 
     axes = 2
+    is_scriptable = True
+    kernel_size: tuple[int, int]
 
 
 @like(ConcatenationPool2d, axes=1)
@@ -303,6 +315,68 @@ class L2Pool1d(_L2Pool):
 @like(L2Pool2d, axes=3)
 class L2Pool3d(_L2Pool):
     axes = 3
+
+
+def lapped_patches(
+    channels: int,
+    patch: int,
+    overlap: int,
+    *,
+    extra_padding: int | tuple[int, ...] = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Conv2d:
+    r"""Return a fixed convolution whose outputs are the pixels of overlapping windows, with norm 1.
+
+    Windows of $k = p + o$ pixels in each direction lie at a distance of $p$, so that neighbours share $o$ rows or
+    columns. Pixel $(i, j)$ of a window is multiplied by $a_i a_j$ with
+
+    $$a_i = \sqrt{1/2} \text{ for } i < o \text{ or } i \ge p, \qquad a_i = 1 \text{ otherwise.}$$
+
+    The squares of the weights of a pixel in all windows sum to 1, so $\|f(x)\|_2 = \|x\|_2$ except for the outermost
+    $o/2$ rows and columns, of which one window is missing. Each output reads one pixel: the Gram matrix is diagonal,
+    and the bound of the stored weights is tight. A 1x1 convolution after it sees windows that are larger than their
+    distance, but is a matrix, which `onelip.optim.LipschitzMuon` can keep orthogonal.
+
+    Args:
+        channels: number of channels of the image.
+        patch: distance $p$ of the windows.
+        overlap: $o$, even, at most $p$; 0 gives patches that tile the image.
+        extra_padding: zeros on both sides beyond the $o/2$ of the overlap, one number or one per axis.
+        device: device of the weight.
+        dtype: type of the weight.
+
+    Returns:
+        A depthwise convolution of stride $p$ with `channels * (p + o)**2` outputs, no bias and no gradient.
+
+    Shape:
+        - Input: $(N, C, H, W)$ with $C$ = channels.
+        - Output: $(N, C k^2, H/p, W/p)$ if $p$ divides the size.
+
+    Raises:
+        ValueError: if the overlap is odd or larger than the patch.
+
+    Examples:
+        >>> layer = lapped_patches(3, 4, 2)
+        >>> x = torch.zeros(1, 3, 32, 32)
+        >>> x[..., 1:-1, 1:-1] = torch.randn(30, 30)
+        >>> layer(x).shape, bool((layer(x).norm() / x.norm() - 1).abs() < 1e-5)
+        (torch.Size([1, 108, 8, 8]), True)
+    """
+    patch, overlap = check_integer("patch", patch), check_integer("overlap", overlap, 0, patch)
+    if overlap % 2:
+        raise ValueError(f"expected an even overlap, half of it on each side, got {overlap}")
+    size = patch + overlap
+    down, right = (overlap // 2 + extra for extra in per_axis("extra_padding", extra_padding, 2, 0))
+    place: Any = {"device": device, "dtype": dtype}
+    layer = nn.Conv2d(channels, channels * size**2, size, patch, (down, right), groups=channels, bias=False, **place)
+    a = torch.ones(size, device="cpu", dtype=layer.weight.dtype)
+    # Rounded down, so that the squares sum to at most 1.
+    shared = torch.nextafter(torch.full_like(a, 0.5**0.5), torch.zeros_like(a))
+    a[:overlap], a[patch:] = shared[:overlap], shared[patch:]
+    window = torch.diag((a[:, None] * a).flatten()).reshape(size**2, 1, size, size)
+    layer.weight.data.copy_(window.repeat(channels, 1, 1, 1))
+    return layer.requires_grad_(False)
 
 
 @lowers(ConcatenationPool1d, ConcatenationPool2d, ConcatenationPool3d)

@@ -121,8 +121,8 @@ class LazyRescaling:
         self.passes = torch.zeros((), dtype=torch.int64)
         self.scales = torch.zeros(sum(counts), dtype=dtype, device=first.device)
         self.owed = torch.zeros_like(self.scales)
-        parts = zip(found, self.scales.split(counts), self.owed.split(counts), strict=True)
-        self._layers = [_LazyLayer(layer, scale, owed) for layer, scale, owed in parts]
+        parts = zip(found.items(), self.scales.split(counts), self.owed.split(counts), strict=True)
+        self._layers = [_LazyLayer(layer, P, scale, owed) for (layer, P), scale, owed in parts]
         self._entered: list[_LazyLayer] = []
 
     def __enter__(self) -> "LazyRescaling":
@@ -131,7 +131,9 @@ class LazyRescaling:
         done = int(self.passes)
         self._entered = [layer for layer in self._layers if layer.aol.in_training is None]
         for i, layer in enumerate(self._entered):
-            layer.is_exact = done == 0 or (done + i) % self.every == 0
+            if done == 0:
+                layer.compute_scale()
+            layer.is_exact = (done + i) % self.every == 0
             layer.aol.in_training = layer
         return self
 
@@ -164,18 +166,27 @@ class LazyRescaling:
 class _LazyLayer:
     """The weight of one layer in training; `scale` and `owed` are its parts of the tensors of `LazyRescaling`."""
 
-    def __init__(self, aol: AOL, scale: Tensor, owed: Tensor) -> None:
-        self.aol, self.is_exact = aol, True
+    def __init__(self, aol: AOL, P: Tensor, scale: Tensor, owed: Tensor) -> None:
+        self.aol, self.P, self.is_exact = aol, P, True
         self.scale, self.owed = (t.view(aol.geometry.groups, aol.columns) for t in (scale, owed))
 
     def __call__(self, P: Tensor) -> Tensor:
-        geometry, side = self.aol.geometry, self.aol.side
-        kernel = geometry.to_kernel(P.to(working_type(P.dtype)), side)  # (g, rows, columns, *taps)
-        if self.is_exact:
-            W = _Exact.apply(geometry.to_kernel(self.aol.rescale(P), side).to(kernel.dtype), kernel, self)
+        if not self.is_exact:
+            W = _Stale.apply(self._kernel(P), self)
         else:
-            W = _Stale.apply(kernel, self)
-        return geometry.to_weight(W, side).to(P.dtype)
+            W = _Exact.apply(self._kernel(self.aol.rescale(P)), self._kernel(P), self)
+        return self.aol.geometry.to_weight(W, self.aol.side).to(P.dtype)
+
+    @torch.no_grad()
+    def compute_scale(self) -> None:
+        """Compute the exact scale, without a gradient."""
+        kernel = self._kernel(self.P)
+        index, p = _largest_entries(kernel)
+        self.scale.copy_(_scale(self._kernel(self.aol.rescale(self.P)), index, p)[..., 0])
+
+    def _kernel(self, weight: Tensor) -> Tensor:
+        """A weight as (g, rows, columns, *taps), at least in float32."""
+        return self.aol.geometry.to_kernel(weight.to(working_type(weight.dtype)), self.aol.side)
 
 
 class _Stale(Function):
@@ -206,10 +217,8 @@ class _Exact(Function):
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, kernel: Tensor, layer: _LazyLayer) -> Tensor:
-        columns = kernel.transpose(1, 2).flatten(2)  # (g, columns, rows * taps)
-        index = columns.abs().argmax(2, keepdim=True)
-        p = columns.gather(2, index)
-        d = torch.where(p == 0, 0.0, W.transpose(1, 2).flatten(2).gather(2, index) / p)
+        index, p = _largest_entries(kernel)
+        d = _scale(W, index, p)
         layer.scale.copy_(d[..., 0])
         ctx.save_for_backward(index, p, d)
         ctx.layer = layer
@@ -224,6 +233,18 @@ class _Exact(Function):
         at_entry = torch.where(p == 0, 0.0, owed[..., None].to(g.dtype) / p)
         owed.zero_()
         return g + _scattered(at_entry, index, g), _scattered(-at_entry * d, index, g), None
+
+
+def _largest_entries(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Place (g, columns, 1) and value of the largest entry of each column of a kernel."""
+    columns = kernel.transpose(1, 2).flatten(2)  # (g, columns, rows * taps)
+    index = columns.abs().argmax(2, keepdim=True)
+    return index, columns.gather(2, index)
+
+
+def _scale(W: Tensor, index: Tensor, p: Tensor) -> Tensor:
+    """d (g, columns, 1) with W = P diag(d), read off the entries p of P; zero for zero columns."""
+    return torch.where(p == 0, 0.0, W.transpose(1, 2).flatten(2).gather(2, index) / p)
 
 
 def _scattered(values: Tensor, index: Tensor, like: Tensor) -> Tensor:

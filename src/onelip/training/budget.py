@@ -69,17 +69,21 @@ def step_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], f
         shape: shape of an image.
         free: bytes that may be allocated.
     """
-    with torch.device("meta"):
-        parameters = list(build_model(recipe, num_classes, shape).parameters())
-    stored = sum(p.numel() * p.element_size() for p in parameters)
-    fixed = stored * (2 + _STATES[recipe.optimizer] + bool(recipe.ema))
-    count = sum(p.numel() for p in parameters)
+    count, fixed = _fixed_memory(recipe, num_classes, shape)
     if fixed > free:
         return StepMemory(count, fixed, 0)
     model = trial_model(recipe, num_classes, shape)
     two, four = (_saved_bytes(model, torch.zeros(images, *shape)) for images in (2, 4))
     each = max(0, four - two) / 2
     return StepMemory(count, fixed, round(two + each * (-(-recipe.batch_size // recipe.accumulate) - 2)))
+
+
+def _fixed_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Number of parameters, and bytes of weights, gradients, optimizer and average; the network is not allocated."""
+    with torch.device("meta"):
+        parameters = list(build_model(recipe, num_classes, shape).parameters())
+    stored = sum(p.numel() * p.element_size() for p in parameters)
+    return sum(p.numel() for p in parameters), stored * (2 + _STATES[recipe.optimizer] + bool(recipe.ema))
 
 
 def _saved_bytes(model: nn.Module, images: Tensor) -> int:
@@ -150,13 +154,13 @@ def require_memory(
     if need.fixed < free and (batch_size := int((free - need.fixed) / max(need.saved, 1) * recipe.batch_size * 0.6)):
         advice.append(f"--batch-size {batch_size}, --accumulate {-(-recipe.batch_size // batch_size)}")
     if need.fixed > free / 4 and not recipe.model.startswith("aol-fast"):
-        advice.append("--budget 10m, which takes a network sized to the images")
-    if max(shape[1:]) > 64:
+        advice.append("--budget 10m without --model, which takes a network sized to the images,")
+    if max(shape[1:]) > 64 and _fixed_memory(recipe, num_classes, (shape[0], 64, 64))[1] < free / 2:
         advice.append("--image-size 64")
     raise RecipeError(
         f"{recipe.model} has {need.parameters / 1e6:,.1f} M parameters for images of {shape[2]}x{shape[1]} pixels; "
         f"a step needs at least {format_bytes(need.least)}, and {format_bytes(free)} of memory are free; use "
-        f"{' or '.join(advice) or 'a smaller network (--model-options)'}"
+        f"{' or '.join(advice).rstrip(',') or 'a smaller network (--model-options)'}"
     )
 
 
@@ -380,10 +384,10 @@ def describe_run(
         ("training", f"{recipe.optimizer}, learning rate {recipe.lr:.3g}, batch size {recipe.batch_size}"),
         ("memory", f"about {format_bytes(need.estimate)} for a step; {format_bytes(free)} are free"),
         ("device", f"{process.device}, {_counted(torch.get_num_threads(), 'thread')}{threads}{several}"),
-        ("steps", f"{steps:,}, {recipe.epochs * recipe.epoch_part:.3g} passes over the training images"),
+        ("steps", f"{steps:,}, {_counted(recipe.epochs * recipe.epoch_part, 'pass')} over the training images"),
         ("time", time),
     ]
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+def _counted(count: float, noun: str) -> str:
+    return f"{count:.3g} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"

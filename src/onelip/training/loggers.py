@@ -7,7 +7,9 @@ its config and log.jsonl are in place: a log continues after the last epoch in l
 import csv
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,36 +66,50 @@ class TensorBoardLog:
 class ServiceLog:
     """A run of wandb or trackio, whose functions init, log and finish are the same. The project is onelip.
 
+    Their messages go to standard error.
+
     Args:
-        run: the run.
-        config: its config.
+        config: config of the run.
         module: the imported package.
         settings: further arguments of its function init.
+
+    Raises:
+        RunError: if the package cannot start a run, for example without a login.
     """
 
-    def __init__(self, run: RunDirectory, config: dict[str, Any], module: Any, **settings: Any) -> None:
-        self.run = module.init(project=os.environ.get("WANDB_PROJECT", "onelip"), config=config["recipe"], **settings)
+    def __init__(self, config: dict[str, Any], module: Any, **settings: Any) -> None:
+        self.module = module
+        project = os.environ.get("WANDB_PROJECT", "onelip")
+        try:
+            with redirect_stdout(sys.stderr):
+                module.init(project=project, config=config["recipe"], **settings)
+        except Exception as error:
+            what = next(iter(str(error).splitlines()), type(error).__name__)
+            raise RunError(f"--log {module.__name__} failed: {what}") from error
 
     def write(self, epoch: int, numbers: dict[str, float]) -> None:
         """Add the numbers of an epoch."""
-        self.run.log(numbers, step=epoch)
+        with redirect_stdout(sys.stderr):
+            # trackio reserves the name step.
+            self.module.log({"steps" if name == "step" else name: n for name, n in numbers.items()}, step=epoch)
 
     def close(self) -> None:
         """End the run."""
-        self.run.finish()
+        with redirect_stdout(sys.stderr):
+            self.module.finish()
 
 
 def _wandb(run: RunDirectory, config: dict[str, Any]) -> Logger:
     import wandb  # pyright: ignore[reportMissingImports]  # optional dependency
 
     settings = {"id": _identity(run), "name": run.path.name, "dir": str(run.path), "resume": "allow"}
-    return ServiceLog(run, config, wandb, **settings)
+    return ServiceLog(config, wandb, **settings)
 
 
 def _trackio(run: RunDirectory, config: dict[str, Any]) -> Logger:
     import trackio  # pyright: ignore[reportMissingImports]  # optional dependency
 
-    return ServiceLog(run, config, trackio, name=f"{run.path.name}-{_identity(run)}", resume="allow")
+    return ServiceLog(config, trackio, name=f"{run.path.name}-{_identity(run)}", resume="allow")
 
 
 LOGGERS: dict[str, Callable[[RunDirectory, dict[str, Any]], Logger]] = {

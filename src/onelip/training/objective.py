@@ -74,6 +74,9 @@ def make_loss(recipe: Recipe) -> Callable[..., Tensor]:
     own = {"offset": recipe.offset, "temperature": recipe.temperature, "reduction": "none"}
     try:
         found = find_loss(name)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    try:
         named = inspect.signature(found).parameters if inspect.isclass(found) else {}
         own = {key: value for key, value in own.items() if key in named}
         if twice := sorted(own.keys() & options.keys()):

@@ -164,7 +164,8 @@ class Recipe:
             ("warmup", 0, 1),
         ):
             if not low <= getattr(self, name) <= high:
-                raise RecipeError(f"expected {name} from {low} to {high:g}, got {getattr(self, name)!r}")
+                wanted = f"of at least {low}" if high >= 1e9 else f"from {low} to {high:g}"
+                raise RecipeError(f"expected {name} {wanted}, got {getattr(self, name)!r}")
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")

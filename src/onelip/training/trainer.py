@@ -106,6 +106,8 @@ def train(
         if data is None:
             data = process.run_on_all(_load_data, recipe, data_root, run, resume)
             recipe = recipe.replace(data=absolute_source(recipe.data))
+        if recipe.start_from and not resume:
+            _check_start(read_config(RunDirectory(recipe.start_from)), data)
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
@@ -426,6 +428,19 @@ class Trainer:
     def evaluate(self, plain: nn.Module, part: ImageData, constants: Constants) -> Evaluation:
         """Evaluate the test images of a data set."""
         return evaluate(plain, part.test_images, part.test_labels, constants, loss=self.test_loss)
+
+
+def _check_start(kept: RunConfig, data: ImageData) -> None:
+    """Raise an error if the network of another run, whose weights a new run starts from, does not fit the data."""
+    if kept.shape != data.shape:
+        before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
+        size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""
+        raise RecipeError(f"--start-from: that run has images of {before} pixels, and {data.name} of {now}{size}")
+    if len(kept.class_names) != data.num_classes:
+        raise RecipeError(
+            f"--start-from: that run has {len(kept.class_names)} classes, and {data.name} has {data.num_classes}; the "
+            "last layer does not fit"
+        )
 
 
 def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:

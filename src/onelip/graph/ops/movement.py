@@ -241,11 +241,13 @@ def _of_one_sample(piece: Tensor, first: list[int], lengths: list[int], batch: i
 
 
 def inserted(step: Step) -> Tensor:
-    """The first result on zeros: its constants, with zeros where entries are. One sample."""
-    return _constants(step)[0][0]
+    """The constants in the first result, with zeros where entries are. One sample."""
+    return inserted_everywhere(step)[0][0]
 
 
-def _constants(step: Step) -> Sequence[Tensor]:
+def inserted_everywhere(step: Step) -> Sequence[Tensor]:
+    """All results of the operation on zeros: its constants, with zeros where entries are."""
+
     def zeros(argument: Any) -> Any:
         if isinstance(argument, Ref):
             return torch.zeros(step.graph.calls[argument.index].shape, dtype=torch.float64)
@@ -259,7 +261,7 @@ def _check_constants(step: Step) -> None:
     """What is inserted must be the same for every sample."""
     if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(_given(step))):
         return
-    for piece in _constants(step):
+    for piece in inserted_everywhere(step):
         if not bool(((piece == piece[:1]) | (piece.isnan() & piece[:1].isnan())).all()):
             raise Refusal("inserts other constants into one sample than into another")
 

@@ -113,8 +113,14 @@ def _answer(step: Step, windows: list[int]) -> StepBound:
     return step.times(up_root(Fraction(max(most, 1))), why)
 
 
+def _pooled_axes(low: Lowering) -> int:
+    """The number in the name of the operation; torch also takes samples without channels, which have no lowering."""
+    axes = int(low.call.op.split("pool")[1][0])
+    return axes if len(low.source_shape) == 1 + axes else low.refuse()
+
+
 def _windows(low: Lowering) -> tuple[list[int], list[int], list[int]]:
-    axes = len(low.source_shape) - 1
+    axes = _pooled_axes(low)
     kernel = _per_axis(low.argument("kernel_size"), axes)
     return kernel, _per_axis(low.argument("stride") or kernel, axes), _per_axis(low.argument("padding"), axes)
 
@@ -143,6 +149,11 @@ def lower_avg_pool(low: Lowering) -> int:
 
 @lowers(*(f"aten.adaptive_avg_pool{d}d.default" for d in (1, 2, 3)))
 def lower_global_average(low: Lowering) -> int:
+    _pooled_axes(low)
+    return _average_all(low)
+
+
+def _average_all(low: Lowering) -> int:
     sizes = low.source_shape[1:]
     return low.refuse() if any(n != 1 for n in low.shape[1:]) else average(low, sizes, sizes, 1.0)
 
@@ -151,7 +162,7 @@ def lower_global_average(low: Lowering) -> int:
 def lower_mean(low: Lowering) -> int:
     axes = 1 + len(low.source_shape)
     spatial = sorted(axis % axes for axis in low.argument("dim") or ())
-    return lower_global_average(low) if spatial == list(range(2, axes)) and low.argument("keepdim") else low.refuse()
+    return _average_all(low) if spatial == list(range(2, axes)) and low.argument("keepdim") else low.refuse()
 
 
 def average(low: Lowering, kernel: Sequence[int], stride: Sequence[int], factor: float) -> int:

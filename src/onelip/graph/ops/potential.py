@@ -57,7 +57,10 @@ def gradient_step(step: Step) -> StepBound | None:
         return None
     call = _call(step, call.arguments[0])
     if call.op == "aten.add.Tensor" and not all(isinstance(argument, Ref) for argument in call.arguments[:2]):
-        check_alike(Step(call, step.graph, ()), *call.arguments[:2])
+        inner = Step(call, step.graph, ())
+        check_alike(inner, *call.arguments[:2])
+        if finite(inner.argument("alpha")) != 1 and isinstance(call.arguments[1], Ref):
+            return None  # alpha is a factor of A x
         call = step.graph.calls[call.inputs[0]]
     forth = _read(step, call, is_back=False)
     if forth is None or forth.source != x.index or not _are_adjoint(step, forth, back, call):

@@ -19,11 +19,10 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from onelip.core.rounding import hypotenuse_up, inverse_up, multiply_up, up_root
 from onelip.graph.calls import Call, Ref
-from onelip.graph.ops.movement import COPIES, MOVES
+from onelip.graph.ops.movement import COPIES, MOVES, inserted_everywhere
 from onelip.graph.ops.separable import SEPARABLE, read_matrices
 from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite
 
@@ -93,14 +92,15 @@ def _of_several(step: Step, known: dict[int, float]) -> float | None:
 
 def _moved(step: Step, known: Any) -> float | None:
     """By the rule of the operation, on the roots."""
-    given = (*step.call.arguments, *step.call.keywords.values())
-    if any(isinstance(argument, Tensor) and argument.is_floating_point() for argument in given):
-        return None  # what is inserted may be negative
-    if step.call.op.startswith(("aten.pad", "aten.constant_pad", "aten.masked_fill")) and step.argument("value"):
-        return None
     rule = find_rule(step.call.op)
     assert rule is not None
-    return rule(Step(step.call, step.graph, known, step.effort)).constant
+    constant = rule(Step(step.call, step.graph, known, step.effort)).constant
+    return constant if step.call.op not in MOVES or _inserts_no_negative(step) else None
+
+
+def _inserts_no_negative(step: Step) -> bool:
+    """Whether all numbers that an operation puts among entries have roots. The operation itself shows them."""
+    return all(bool((piece >= 0).all()) for piece in inserted_everywhere(step))
 
 
 def _of_one(step: Step) -> float | None:

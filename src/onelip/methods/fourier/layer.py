@@ -22,6 +22,7 @@ from onelip.core.parametrization import (
     working_type,
 )
 from onelip.core.precision import full_precision
+from onelip.core.state_dicts import settings_shown
 from onelip.core.tracing import Constant, is_traced
 from onelip.methods.fourier.frequencies import Period, fourier_matrix
 from onelip.methods.fourier.plain import plain_periodic
@@ -65,6 +66,9 @@ class OrthogonalMap(nn.Module):
     def excess(self) -> float:
         """Return the most that rounding in float64 can add to the norm 1."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return settings_shown(self)
 
 
 def shrunk(Q: Tensor) -> Tensor:
@@ -112,9 +116,6 @@ class _Map(LipschitzParametrization):
 
     def describe(self) -> str:
         return self.orthogonal.title
-
-    def extra_repr(self) -> str:
-        return f"lipschitz={self.lipschitz}"
 
 
 class DenseMap(_Map):

@@ -147,9 +147,6 @@ class BlockOrthogonal(LipschitzParametrization):
         rank = min(rows, columns) * math.prod(reads)
         return stored_constant(self.lipschitz, excess, rank, rows * columns * math.prod(reads) ** 2, dtype)
 
-    def extra_repr(self) -> str:
-        return f"steps={self.steps}, lipschitz={self.lipschitz}"
-
     def _split(self, P: Tensor) -> tuple[Tensor, list[Tensor]]:
         first, *Vs = P.split([self.rows * math.prod(self.start), *(self.rank(level) for _, level in self.factors)], 2)
         # (g, channels, start * rows) -> (g, rows, start * channels)

@@ -162,9 +162,6 @@ class Bjorck(ReshapedOrthogonal):
         reshaped = f", reshaped kernel / sqrt({self.taps})" if self.taps > 1 else ""
         return f"{self.title}, {self.steps} steps{reshaped}"
 
-    def extra_repr(self) -> str:
-        return f"steps={self.steps}, lipschitz={self.lipschitz}"
-
 
 def bjorck(
     module: Layer,
@@ -358,9 +355,6 @@ class Cholesky(ReshapedOrthogonal):
     def describe(self) -> str:
         reshaped = f", reshaped kernel / sqrt({self.taps})" if self.taps > 1 else ""
         return f"Cholesky orthogonalisation{reshaped}"
-
-    def extra_repr(self) -> str:
-        return f"relative={self.relative}, lipschitz={self.lipschitz}"
 
 
 def cholesky(

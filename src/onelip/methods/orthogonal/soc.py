@@ -353,9 +353,6 @@ class SkewExponential(LipschitzParametrization):
     def describe(self) -> str:
         return f"SOC, {self.terms} terms, divided by their norm"
 
-    def extra_repr(self) -> str:
-        return f"terms={self.terms}, norm={self.norm}, lipschitz={self.lipschitz}"
-
 
 def soc(module: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: float = 1.0) -> nn.Module:
     """Return a skew orthogonal layer in place of the given layer; see `SOC`.

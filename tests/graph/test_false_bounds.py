@@ -1,0 +1,74 @@
+"""Programs that once were given a false bound: each has none now, or one that holds for a pair of inputs."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import onelip
+from onelip.core.errors import ProofError
+
+MASK, PLACE = torch.tensor([True, False, True]), torch.tensor([1])
+ROOT = torch.eye(3).double() * 2**0.5
+OFF = torch.full((3,), -100.0).double()  # relu is off near the example, so that no measurement there shows a mistake
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def gradient_step(alpha):
+    return lambda x: x - F.linear(torch.relu(torch.add(OFF, F.linear(x, ROOT), alpha=alpha)), ROOT.T)
+
+
+def jump(offset, size):
+    def forward(x):
+        a, b = x.chunk(3, 1)[:2]
+        return torch.cat([torch.where(a > 0.3, a + offset, a + (offset + size)), b + offset], 1) - offset
+
+    return forward
+
+
+THRESHOLD = torch.full((3,), 0.3, dtype=torch.float64)
+FAR, NEAR_ONE = torch.full((3,), 500.0), torch.tensor([1.0, 1.0 + 1e-8, 1.0], dtype=torch.float64)
+CASES = [
+    # alpha multiplies A x in b + alpha A x, so the step is alpha times as long
+    (gradient_step(3), FAR, FAR + 1),
+    (gradient_step(-1), -FAR, -FAR - 1),
+    # negative numbers among squares: sqrt(x^2 - 1) has no bounded slope at 1
+    (lambda x: torch.sqrt(torch.where(MASK, x**2, -1.0) + x**2), NEAR_ONE, NEAR_ONE + 1e-6),
+    (lambda x: torch.sqrt((x**2).index_fill(1, PLACE, -1.0) + x**2), NEAR_ONE, NEAR_ONE + 1e-6),
+    (lambda x: torch.sqrt((x**2).scatter(1, PLACE.expand(x.shape[0], 1), -1.0) + x**2), NEAR_ONE, NEAR_ONE + 1e-6),
+    # a jump beside a large constant, or a small one between exact numbers, is not rounding
+    (jump(1e12, 0.5), THRESHOLD, THRESHOLD + 0.01),
+    (jump(0.0, 1e-13), THRESHOLD, THRESHOLD + 1e-14),
+]
+
+
+@pytest.mark.parametrize(("function", "x", "y"), CASES)
+def test_no_pair_is_steeper_than_the_bound(function, x, y):
+    x, y = x.double()[None], y.double()[None]
+    proved = onelip.audit(Function(function), torch.rand(2, 3).double(), lower=False).upper
+    ratio = float((function(x) - function(y)).norm() / (x - y).norm())
+    assert proved is None or ratio <= proved
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape"),
+    [
+        (lambda x: F.max_pool1d(x, 2), (6,)),
+        (lambda x: F.max_pool2d(x, 2), (4, 4)),
+        (lambda x: F.avg_pool2d(x, 2), (4, 4)),
+        (lambda x: F.adaptive_avg_pool2d(x, 1), (4, 4)),
+    ],
+)
+def test_pooling_of_samples_without_channels_has_no_lowering(pool, shape):
+    model = Function(lambda x: pool(x).flatten(1)).double()
+    assert onelip.audit(model, torch.rand(2, *shape).double(), lower=False).upper is not None
+    with pytest.raises(ProofError, match="no rule bounds its rounding"):
+        onelip.prove(model, shape)
