@@ -219,11 +219,11 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
         images, labels = data.test_images, data.test_labels
     with view.part("proved constants"):
         say("proving the constant of each layer")
-        limit, told = _Limit(seconds, "onelip audit RUN"), _seldom(say)
+        limit, seldom = _Limit(seconds, "onelip audit RUN"), _seldom(say)
 
         def progress(line: str) -> None:
             limit.check()
-            told(line)
+            seldom(line)
 
         effort = "quick" if count > _LARGE else "normal"
         view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=progress)
