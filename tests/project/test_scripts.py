@@ -100,5 +100,6 @@ def test_every_row_of_the_comparison_by_time_is_a_recipe(monkeypatch):
     fast_trials = importlib.import_module("fast_trials")
     for method, changes in fast_trials.INGREDIENTS.values():
         recipe = fast_trials.method_recipe(method, changes)
+        recipe = recipe.replace(model_options=(*recipe.model_options, "widths=[4, 4, 4, 4]"))
         Learner(recipe, build_model(recipe, 10, (3, 32, 32)))
     assert fast_trials.search(lambda rate: float(rate < 0.02), 0.1) == 0.0111
