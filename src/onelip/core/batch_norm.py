@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.tracing import is_scripting
 
 
 class ChannelAffine(LipschitzModule):
@@ -74,7 +75,7 @@ class ChannelAffine(LipschitzModule):
     def forward(self, x: Tensor) -> Tensor:
         axes = x.dim() - 2
         fits = (axes == self.axes or (axes == 0 and self.axes == 1)) and x.shape[1] == self.channels
-        if not torch.jit.is_scripting() and not fits:
+        if not is_scripting() and not fits:
             raise ValueError(
                 f"expected an input (batch, {self.channels}, {self.axes} spatial axes), got shape {tuple(x.shape)}; "
                 "check the layer before it"
@@ -107,7 +108,7 @@ class Folded(nn.Module):
         self.axes = axes
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and x.dim() != self.axes:
+        if not is_scripting() and x.dim() != self.axes:
             raise ValueError(
                 f"expected an input with {self.axes} axes, for which the batch normalisation was folded into the "
                 f"preceding layer, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it separate"
