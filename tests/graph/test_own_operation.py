@@ -103,3 +103,13 @@ def test_rules_that_answer_something_else(answer):
 def test_names_that_are_none(name):
     with pytest.raises(TypeError, match="names of ATen operations"):
         step.register_rule(name)
+
+
+@pytest.mark.usefixtures("documented")
+def test_lowerings_that_are_none():
+    for name in (5, "aten.rol.default"):
+        with pytest.raises((TypeError, ValueError), match="expected"):
+            lowering.lowers(name)
+    lowering.lowers("aten.flip.default")(lambda low: None)
+    with pytest.raises(ProofError, match="the number of a node"):
+        onelip.prove(mirrored(), (1, 4, 4))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from onelip.core.errors import ProofError
 from onelip.graph.calls import Graph, Ref
 from onelip.graph.kinds import Input, Node, Program, Stored
-from onelip.graph.step import argument_of
+from onelip.graph.step import argument_of, check_operations
 from onelip.graph.trace import trace
 
 Rule = Callable[["Lowering"], int]
@@ -34,6 +34,7 @@ _RULES: dict[str | type[nn.Module], Rule] = {}
 
 def lowers(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
     """Register a rule for ATen operations, by full name, or for layers, by exact class; use it as a decorator."""
+    check_operations(operations)
 
     def register(rule: AnyRule) -> AnyRule:
         _RULES.update(dict.fromkeys(operations, rule))
@@ -69,7 +70,10 @@ class Lowering:
         if self.call.op == "input":
             return self.emit(Input)
         rule = _RULES.get(self.call.op if self.call.module is None else type(self.call.module))
-        return self.refuse() if rule is None else rule(self)
+        found: Any = self.refuse() if rule is None else rule(self)
+        if not isinstance(found, int) or not 0 <= found < len(self.nodes):
+            raise ProofError(f"{self.title}: expected its rule to return the number of a node, as low.emit does")
+        return found
 
     def _check(self) -> None:
         call = self.call

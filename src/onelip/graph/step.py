@@ -152,11 +152,7 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
         True
     """
     names = [name for name in operations if isinstance(name, str)]
-    for name in names:
-        aten(name)  # a misspelt name would never be asked for
-    for layer in operations:
-        if not isinstance(layer, str) and not (isinstance(layer, type) and issubclass(layer, nn.Module)):
-            raise TypeError(f"expected names of ATen operations and classes of layers, got {layer!r}")
+    check_operations(operations)
 
     def register(rule: AnyRule) -> AnyRule:
         _RULES.update(dict.fromkeys(operations, _checking(rule)))
@@ -164,6 +160,15 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
         return rule
 
     return register
+
+
+def check_operations(operations: Sequence[Any]) -> None:
+    """Refuse what is neither the name of an ATen operation nor a class of layers: it would never be asked for."""
+    for operation in operations:
+        if isinstance(operation, str):
+            aten(operation)
+        elif not (isinstance(operation, type) and issubclass(operation, nn.Module)):
+            raise TypeError(f"expected names of ATen operations and classes of layers, got {operation!r}")
 
 
 def _checking(rule: Rule) -> Rule:
