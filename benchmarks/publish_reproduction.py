@@ -1,4 +1,4 @@
-"""Publish tables and figures of `onelip reproduce`: results/reproduce_table_5.json, results/reproduce_figure_2.png, ...
+"""Publish tables and figures of `onelip reproduce`: results/reproduce_table_5.json, docs/images/reproduce_figure_2.png.
 
 python benchmarks/publish_reproduction.py runs/reproduce table-5 figure-2 && python benchmarks/update_tables.py
 """
@@ -22,7 +22,7 @@ def publish(out: Path, name: str) -> None:
     write_json(place, content)
     picture = out / f"{name}.png"
     if picture.exists():
-        shutil.copyfile(picture, place.with_suffix(".png"))
+        shutil.copyfile(picture, RESULTS.parent / "docs" / "images" / f"{place.stem}.png")
     print(f"-> {place.name}")
 
 

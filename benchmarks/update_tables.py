@@ -227,8 +227,8 @@ def reproduced() -> str:
         parts.append(f"### {content['experiment'].replace('-', ' ').capitalize()}: {content['title']}\n")
         parts.append(f"`{content['command']}`\n")
         parts.append((_panels(content) if "panels" in content else _beside(content)) + notes + "\n")
-        if path.with_suffix(".png").exists():
-            parts.append(f"![{content['title']}](../results/{path.stem}.png)\n")
+        if (RESULTS.parent / "docs" / "images" / f"{path.stem}.png").exists():
+            parts.append(f"![{content['title']}](images/{path.stem}.png)\n")
     return "\n".join(parts)
 
 

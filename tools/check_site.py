@@ -1,4 +1,8 @@
-"""Fail if a page loads a script, style, font or image from another host: python tools/check_site.py site"""
+"""Check the pages of a site: python tools/check_site.py site
+
+It fails if a page loads a script, style, font or image from another host or from outside of the site, or if a docstring
+was not read as one: its sections then are paragraphs such as "Args: ...".
+"""
 
 import re
 import sys
@@ -12,10 +16,15 @@ LOADED = re.compile(
     re.IGNORECASE,
 )
 
-found = [
-    f"{path}: {match[0]}"
-    for path in sorted(Path(sys.argv[1]).rglob("*"))
-    if path.suffix in (".html", ".css")
-    for match in LOADED.finditer(path.read_text(encoding="utf-8"))
-]
+IMAGE = re.compile(r"""<img\b[^>]*\bsrc=["']?([^"'\s>:]+)["'\s>]""", re.IGNORECASE)
+SECTION = re.compile(r"<p>(?:Args|Returns|Raises|Shape):[^<]*")
+
+site, found = Path(sys.argv[1]).resolve(), []
+for path in sorted(site.rglob("*")):
+    if path.suffix not in (".html", ".css"):
+        continue
+    text = path.read_text(encoding="utf-8")
+    found += [f"{path}: {match[0]}" for rule in (LOADED, SECTION) for match in rule.finditer(text)]
+    images = [(path.parent / match[1]).resolve() for match in IMAGE.finditer(text) if not match[1].startswith("/")]
+    found += [f"{path}: missing {image}" for image in images if not (image.is_relative_to(site) and image.is_file())]
 sys.exit("\n".join(found) or 0)

@@ -20,8 +20,10 @@ class _Formulas(Postprocessor):
         return _FORMULA.sub(self._formula, text)
 
     def _formula(self, found: re.Match[str]) -> str:
-        display = "block" if found[2] == "[" else "inline"
-        return convert(html.unescape(found[3]), display=display)
+        if found[2] == "(":
+            return convert(html.unescape(found[3]), display="inline")
+        # A wide formula scrolls on a phone.
+        return f'<div class="formula" tabindex="0">{convert(html.unescape(found[3]), display="block")}</div>'
 
 
 class MathML(Extension):

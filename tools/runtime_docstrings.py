@@ -14,4 +14,4 @@ class RuntimeDocstrings(Extension):
         """Called for each class after its source was read."""
         if any(decorator.callable_path.endswith("like") for decorator in cls.decorators):
             made = getattr(importlib.import_module(cls.module.path), cls.name)
-            cls.docstring = Docstring(inspect.getdoc(made) or "", parent=cls)
+            cls.docstring = Docstring(inspect.getdoc(made) or "", parent=cls, parser="google")

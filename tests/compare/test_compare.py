@@ -21,6 +21,7 @@ from onelip.compare import Budget, Plan, compare, comparison_tables, measures, r
 from onelip.compare.plan import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
+from onelip.methods.registry import METHODS
 from onelip.report import comparison_page, write_report
 from onelip.training import Diverged, RecipeError, RunError, Stopped, load_run, read_config
 from onelip.training.run_directory import RunDirectory
@@ -202,7 +203,8 @@ def test_what_is_done_is_not_done_again(finished, monkeypatch, quick):
     record = compare(plan_of(f"aol,{FAILS},clipping"), out, data=small_data(), memory=False, command="again")
     assert trained == ["clipping"]
     assert record["commands"] == ["it", "again"]
-    assert [row["method"] for row in record["rows"]] == ["none", "clipping", "aol", FAILS]
+    rows = [row["method"] for row in record["rows"]]
+    assert rows == [name for name in ("none", *METHODS) if name in ("clipping", "aol", FAILS, "none")]
     assert [row for row in record["rows"] if row["method"] != "clipping"] == before["rows"]
 
 
@@ -323,7 +325,7 @@ def test_a_killed_comparison_goes_on(finished, tmp_path, quick):
     assert not (out / "aol" / "results.json").exists()
     record = compare(plan_of("clipping,aol"), out, data=small_data(), memory=False)
     assert [row["status"] for row in record["rows"]] == ["done", "done"]
-    assert record["rows"][0] == before[0]
+    assert before[0] in record["rows"]
     assert same_bytes(out / "aol", finished[0] / "aol")
 
 

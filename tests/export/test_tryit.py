@@ -16,6 +16,7 @@ from _runs import SMALL, call
 
 import onelip.export.tryit as module
 from onelip.export.files import ExportError, ExportTaken
+from onelip.export.hub import find_in_zoo
 from onelip.export.tryit import RUNTIME, write_tryit
 from onelip.training import load_run, train
 
@@ -61,6 +62,18 @@ def test_the_folder_has_everything(run, package, tmp_path, capsys):
     page = (tmp_path / "page" / "index.html").read_text() + (tmp_path / "page" / "tryit.js").read_text()
     assert "http://" not in page
     assert "https://" not in page
+
+
+def test_networks_of_the_zoo(package, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, _, _ = call(capsys, "tryit", "digits-fast", "--runtime", package, "--images", "2")
+    assert code == 0
+    network = json.loads((tmp_path / "digits-fast-tryit" / "network.json").read_text())
+    weights = find_in_zoo("digits-fast") / "model.safetensors"
+    assert network["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    code, _, error = call(capsys, "tryit", "digits-fats", "--runtime", package)
+    assert code != 0
+    assert "digits-fats is not a run" in error
 
 
 def test_float32_states_real_arithmetic(run, package, tmp_path):
@@ -229,6 +242,41 @@ def test_numbers_are_those_of_the_library(page, tmp_path):
 
         assert not tab.errors
         assert all(request.startswith((address, "data:")) for request in tab.requests)
+
+
+# A click on the second image and a stroke on it, as soon as the page has them: the network is still loading.
+_EARLY = """new Promise((resolve) => {
+  const early = setInterval(() => {
+    const button = document.querySelectorAll("#gallery button")[1];
+    if (!button) return;
+    clearInterval(early);
+    button.click();
+    const canvas = document.getElementById("image"), box = canvas.getBoundingClientRect();
+    canvas.setPointerCapture = () => {};
+    const at = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, pointerId: 1 };
+    canvas.dispatchEvent(new PointerEvent("pointerdown", at));
+    canvas.dispatchEvent(new PointerEvent("pointerup", at));
+    resolve(document.getElementById("class").textContent);
+  }, 1);
+})"""
+
+
+@needs_chromium
+def test_drawing_while_the_network_loads(page, tmp_path):
+    address, predictions, loaded = page
+    with browser(tmp_path) as tab:
+        tab.call("Page.addScriptToEvaluateOnNewDocument", source=f"window.early = {_EARLY}")
+        tab.open(address)
+        assert tab.run("early") == "loading the network"
+        found = wait(tab, 1)
+        image = torch.tensor(tab.run(_PIXELS), dtype=torch.uint8).reshape(1, 1, 8, 8)
+        assert_same(
+            found, json.loads(tab.run(_SHOWN)), loaded.predict(image, mode=predictions.mode)[0], predictions.mode
+        )
+        if predictions.mode == "sound":  # the limit is that of the chosen image, not of the drawn one
+            changed = tab.run("document.getElementById('changed').textContent")
+            assert f"of the {predictions[1].pixels} of the chosen image" in changed
+        assert not tab.errors
 
 
 @needs_chromium

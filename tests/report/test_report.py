@@ -169,6 +169,7 @@ def test_runs_of_other_versions_and_models(run, tmp_path, change, why, quick):
     assert why in " ".join(missing)
     assert "<h3>Training</h3>" in page  # from the log
     assert "Stated by the training" in page
+    assert ", ;" not in page
     results = json.loads((run / "results.json").read_text())["test"]
     assert f">{100 * results['accuracy']:.1f}</td>" in page
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from onelip.cli._common import FinishedRun, Flag, Json, OptionalPath, parse, unset
+import tyro
+
+from onelip.cli._common import Flag, Json, OptionalPath, parse, unset
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,10 @@ class Tryit:
     Everything is in the folder: ONNX Runtime Web is downloaded with npm once, and the opened page needs no network.
     """
 
-    run: FinishedRun
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Directory of a finished run or of onelip export --format hub, or a name of onelip zoo."""
     out: OptionalPath = None
-    """Folder to write. Default: RUN/tryit."""
+    """Folder to write. Default: RUN/tryit, or NAME-tryit for a network of onelip zoo."""
     dtype: Annotated[Literal["float32", "float64"] | None, unset("{float32,float64}")] = None
     """float64: radii include all rounding errors. float32: half the size, and radii of real arithmetic without a pixel
     budget. Default: float64 if it can be proved for this network."""
@@ -36,7 +39,7 @@ class Tryit:
     @property
     def place(self) -> Path:
         """Path of the folder."""
-        return self.out or self.run / "tryit"
+        return self.out or (self.run / "tryit" if self.run.is_dir() else Path(f"{self.run.name}-tryit"))
 
 
 def run(arguments: Sequence[str]) -> int:

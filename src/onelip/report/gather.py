@@ -8,12 +8,13 @@ import copy
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
 from onelip import plots
 from onelip.attacks import AttackResult, attack
@@ -218,11 +219,11 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
         images, labels = data.test_images, data.test_labels
     with view.part("proved constants"):
         say("proving the constant of each layer")
-        limit, told = _Limit(seconds, "onelip audit RUN"), _seldom(say)
+        limit, seldom = _Limit(seconds, "onelip audit RUN"), _seldom(say)
 
         def progress(line: str) -> None:
             limit.check()
-            told(line)
+            seldom(line)
 
         effort = "quick" if count > _LARGE else "normal"
         view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=progress)
@@ -231,7 +232,7 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
     if "singular_values" not in view.row:
         with view.part("singular values"):
             say("computing singular values")
-            fast = run.plain if not run.is_finished else bake(run.model, expand=False)
+            fast = _fast_form(run)
             found = spectrum_of_network(fast, to_float(images[:1]), seconds)
             view.row["singular_values"] = found
             if left_out := found["left_out"]:
@@ -250,6 +251,14 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
                 view.more.append(_attacked_row(view))
     say("drawing")
     _draw(view, run, images)
+
+
+def _fast_form(run: LoadedRun) -> nn.Module:
+    """The network with the FFTs of its layers, or in its plain form if its parameters cannot be loaded."""
+    if run.is_finished:
+        with suppress(RunError):
+            return bake(run.model, expand=False)
+    return run.plain
 
 
 def _training_facts(view: View) -> list[str]:

@@ -20,7 +20,7 @@ def _constant(view: "View") -> str:
     found = view.certification
     if found is None:
         why = (view.row.get("constant") or {}).get("why")
-        return "Not proved: no Lipschitz constant of the stored network could be used" + (f" ({why})." if why else ".")
+        return "Not proved here: this report has no Lipschitz constant of the network" + (f" ({why})." if why else ".")
     return (
         "Proved: changing an image by d (L2 norm, pixels in [0, 1]) changes the scores of the stored network by at "
         f"most {rounded_up(found.constant)} d"
@@ -39,9 +39,10 @@ def _certified(view: "View") -> str:
         share = (results.get("cra") or {}).get(radius_name(_NEAR))
         if share is None:
             return "Not proved: no image is certified."
+        mode = f", {results['mode']}" if results.get("mode") else ""
         return (
             f"Stated by the training: {100 * share:.1f} % of the test images are classified correctly up to a radius "
-            f"of {radius_name(_NEAR)}, {results.get('mode', '')}; this report could not repeat it."
+            f"of {radius_name(_NEAR)}{mode}; this report could not repeat it."
         )
     count, shares = len(found.classes), found.cra((_NEAR, _FAR))
     near, far = (100 * shares[radius_name(radius)] for radius in (_NEAR, _FAR))

@@ -98,15 +98,18 @@ def plan_jobs(
         process.run_on_all(_lock, opened, out, process)
         kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, out, options))
         jobs, refused = [], {}
+        too_small: dict[str | None, str] = {}  # networks for which the budget is too small: measured once
         for row in experiment.trained:
-            name = row.run_name(experiment.data)
-            if name not in kept:
+            name, network = row.run_name(experiment.data), row.network or row.model
+            if name not in kept and network not in too_small:
                 try:
                     kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
-                except (RecipeError, OtherProcessFailed) as error:  # a budget that is too small for this network
-                    refused[name] = reason(error)
-                    display.print(f"{name}: FAILED: {refused[name]}")
-                    continue
+                except (RecipeError, OtherProcessFailed) as error:
+                    too_small[network] = reason(error)
+            if name not in kept:
+                refused[name] = too_small[network]
+                display.print(f"{name}: FAILED: {refused[name]}")
+                continue
             machine = {key: getattr(options, key) for key in ("device", "threads")}
             jobs.append(Job(name, row, kept[name].replace(**machine)))
         process.run_on_all(_write, out, options, kept, process)

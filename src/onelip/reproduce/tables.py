@@ -94,7 +94,7 @@ def results_table(experiment: Experiment, rows: list[dict[str, Any]]) -> TextTab
     for row in rows:
         if row["label"]:
             labels.setdefault(row["label"], []).append(row["name"])
-    notes = [f"{', '.join(names)}: {label}." for label, names in labels.items()]
+    notes = [f"{'; '.join(names)}: {label}." for label, names in labels.items()]
     heads = ("row", "our run", "measure", "paper", "ours", "difference")
     return TextTable(f"{_title(experiment)}, in %", heads, lines, notes, 3)
 

@@ -27,9 +27,9 @@ from onelip.core.errors import RunError
 from onelip.core.files import disk_error, write_whole
 from onelip.data import DataError, ImageData
 from onelip.export.files import ExportError, ExportTaken, make_folder
-from onelip.export.hub import read_source
+from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
 from onelip.export.onnx import export_onnx
-from onelip.training.build import load_run, load_run_data
+from onelip.training.build import LoadedRun, load_run, load_run_data
 from onelip.training.prediction import Predictions
 
 RUNTIME = "1.30.0"  # of onnxruntime-web
@@ -79,7 +79,7 @@ def write_tryit(
     """Write a folder in which a network runs in the browser; any web server can serve it, without a network.
 
     Args:
-        run: directory of a finished run.
+        run: directory of a finished run, or of `save_pretrained`; or a name of `onelip zoo`.
         folder: new folder, written completely or not at all.
         dtype: float64 for radii that include all rounding errors, float32 for a file of half the size and radii of
             real arithmetic. Default: float64, or float32 for a network whose rounding cannot be bounded.
@@ -102,13 +102,12 @@ def write_tryit(
         raise ExportTaken(f"{folder} exists; choose another --out, or use --force for a folder of onelip tryit")
     if images < 0:
         raise ExportError(f"expected a number of images of at least 0, got {images}")
-    source = read_source(run)
-    loaded = load_run(run)
-    shape = source.config.shape
-    if shape[0] not in (1, 3) or len(source.config.class_names) > 1000:
+    loaded, weights_sha256 = _load(run)
+    config, shape = loaded.config, loaded.config.shape
+    if shape[0] not in (1, 3) or len(config.class_names) > 1000:
         raise ExportError(f"expected images with 1 or 3 channels and at most 1000 classes, got {shape[0]} channels")
     packed = _runtime_package(runtime)
-    chosen, labels = _test_images(source.config, data_root, images)
+    chosen, labels = _test_images(config, data_root, images)
     trial = chosen if len(chosen) else torch.zeros(1, *shape, dtype=torch.uint8)
     mode = {"float64": "sound", "float32": "real-arithmetic", None: None}[dtype]
     found = loaded.predict(trial, mode=mode)  # pyright: ignore[reportArgumentType]  the keys are literals
@@ -119,11 +118,11 @@ def write_tryit(
     network = {
         "onelip": __version__,
         "runtime": RUNTIME,
-        "model": source.config.recipe.model,
-        "data": source.config.data_name,
-        "weights_sha256": source.weights_sha256,
+        "model": config.recipe.model,
+        "data": config.data_name,
+        "weights_sha256": weights_sha256,
         "shape": list(shape),
-        "classes": list(source.config.class_names),
+        "classes": list(config.class_names),
         "dtype": arithmetic,
         "mode": found.mode,
         "claim": (_SOUND if sound else _REAL)
@@ -132,7 +131,7 @@ def write_tryit(
         "slope": head.slope,
         "loss": head.loss if sound else 0.0,
         "images": [
-            {"label": source.config.class_names[label], "pixels": base64.b64encode(image.numpy().tobytes()).decode()}
+            {"label": config.class_names[label], "pixels": base64.b64encode(image.numpy().tobytes()).decode()}
             for image, label in zip(chosen, labels.tolist(), strict=True)
         ],
     }
@@ -146,13 +145,13 @@ def write_tryit(
         part = Path(new, "folder")
         part.mkdir()
         export_onnx(
-            source.plain,
+            loaded.plain,
             part / "model.onnx",
             shape,
             dtype=getattr(torch, arithmetic),
             uint8_input=True,
-            class_names=source.config.class_names,
-            metadata={"weights_sha256": source.weights_sha256, "model": source.config.recipe.model},
+            class_names=config.class_names,
+            metadata={"weights_sha256": weights_sha256, "model": config.recipe.model},
             images=chosen if len(chosen) else None,
         )
         for name, content in contents.items():
@@ -160,6 +159,15 @@ def write_tryit(
         size = sum(path.stat().st_size for path in part.iterdir())
         _replace(part, folder)
     return TryIt(folder, arithmetic, found if len(chosen) else None, size)
+
+
+def _load(run: str | Path) -> tuple[LoadedRun, str]:
+    """A run, or a trained network as one; and the hash of its weights."""
+    path = Path(run)
+    if not (path / WEIGHTS).is_file() and (path.is_dir() or find_in_zoo(str(run)) is None):
+        return load_run(path), read_source(path).weights_sha256
+    found = load_pretrained(run)
+    return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
 
 
 def _replace(part: Path, folder: Path) -> None:
