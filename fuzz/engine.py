@@ -15,11 +15,17 @@ from typing import Any
 
 import torch
 
-from fuzz import forgeries, layers, library, networks, radii
+from fuzz import forgeries, layers, library, networks, pieces, radii
 from fuzz.case import Case, Outcome, crash
 
-PARTS: dict[str, Any] = {"layers": layers, "networks": networks, "radii": radii, "forgeries": forgeries}
-SHARES = {"layers": 2, "networks": 4, "radii": 2, "forgeries": 2}  # of the time
+PARTS: dict[str, Any] = {
+    "layers": layers,
+    "networks": networks,
+    "radii": radii,
+    "forgeries": forgeries,
+    "pieces": pieces,
+}
+SHARES = {"layers": 2, "networks": 4, "radii": 2, "forgeries": 2, "pieces": 1}  # of the time
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS, MEMORY = 60, 3 * 2**30  # of CPU for one case, and of bytes more than before
 SHRINKING = 30  # seconds of CPU for one failure

@@ -21,6 +21,8 @@ from onelip.certification import ProofError, write_certificate
 from onelip.certification.audit import UnsoundBound
 from onelip.certification.certificate import WeightFile
 from onelip.checker import Rejected, check
+from onelip.export import list_zoo
+from onelip.export.hub import load_pretrained
 from onelip.graph import CannotTrace, step as _step
 from onelip.graph.modules import bound_module
 from onelip.methods.registry import METHODS
@@ -79,8 +81,20 @@ class methods:
 
 
 bake = onelip.bake
+jtj = onelip.jtj
 project = onelip.project
 prove = onelip.prove
+
+
+def zoo() -> list[str]:
+    """Names of the trained networks in the package."""
+    return [entry.name for entry in list_zoo()]
+
+
+def pretrained(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """A trained network, and the shape of its images."""
+    found = load_pretrained(name)
+    return found.model, tuple(found.config.shape)
 
 
 def certify(model: nn.Module, images: Tensor, **settings: Any) -> Any:

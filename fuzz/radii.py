@@ -88,13 +88,13 @@ def check(case: Case) -> Outcome:
     for i in range(len(images)):
         R, y = float(found.radii[i]), int(found.classes[i])
         if R > 0:
-            _try_image(plain, images[i], y, min(R, 1e6), case, outcome, found.pixels[i])
+            try_image(plain, images[i], y, min(R, 1e6), case, outcome, found.pixels[i])
     if outcome.claims == 0:
         outcome.verdict = "unproved"
     return outcome
 
 
-def _try_image(
+def try_image(
     model: nn.Module, image: Tensor, y: int, R: float, case: Case, outcome: Outcome, pixels: int | None
 ) -> None:
     """Straight to the boundary along the steepest direction of each class, and points at the radius itself."""

@@ -339,7 +339,7 @@ def test_a_model_that_is_not_what_was_traced_is_seen():
 
 
 class LooksAtTheBatch(nn.Module):
-    """Other than at the two and four samples of the trace: what it does in long batches, or in one place of them."""
+    """Changes one place of batches of one length. The trace does not see that: it compares the text of the length."""
 
     def __init__(self, length, place):
         super().__init__()
@@ -347,7 +347,7 @@ class LooksAtTheBatch(nn.Module):
 
     def forward(self, x):
         y = self.layer(x)
-        if len(x) != self.length:
+        if str(x.shape[0]) != str(self.length):
             return y
         return torch.cat([y[: self.place], 100 * y[self.place : self.place + 1], y[self.place + 1 :]])
 

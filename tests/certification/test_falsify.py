@@ -419,3 +419,13 @@ def test_summary_leaves_out_a_module_that_accepts_no_usual_shape():
         return x.reshape(len(x), 13, 17)
 
     assert onelip.summary(nn.Sequential(Claiming(only_13))).constant == 1
+
+
+@pytest.mark.parametrize("scale", [1e-161, 1e-250, 1e150])
+def test_weights_of_which_the_squares_leave_the_range(scale):
+    layer = nn.Linear(1, 4, bias=False, dtype=torch.float64)
+    numbers = [-1.8343887027630497, 6.141828611006091, -0.9545639675369047, 2.6636549707754602]
+    layer.weight.data[:, 0] = scale * torch.tensor(numbers, dtype=torch.float64)
+    norm = math.hypot(*layer.weight.flatten().tolist())
+    assert norm * (1 - 1e-12) <= onelip.bounds.bound_layer(layer).value <= norm * (1 + 1e-6)
+    assert onelip.audit(layer, torch.rand(2, 1).double()).upper <= norm * (1 + 1e-6)

@@ -38,7 +38,7 @@ WRONG_COMMANDS = [
     ("attack RUN --steps 0", "--steps of at least 1"),
     ("attack RUN --radius -1", "radii of at least 0"),
     ("report RUN --attack-images -1", "--attack-images of at least 0"),
-    ("report RUN --seconds nan", "--seconds and --attack-images of at least 0"),
+    ("report RUN --seconds nan", "--seconds of at least 0"),
     ("report", "one or more directories of runs"),
     ("audit --model aol-small --image-size 30", "multiple of 4"),
     ("audit --model aol-small --num-classes 0", "num_classes"),

@@ -175,9 +175,9 @@ def test_numbers_are_rounded_once():
         model[1].running_var.fill_(9.0)
         model[1].running_mean.fill_(0.1)
     plain = onelip.bake(model)
-    assert plain[1].weight.dtype == torch.float32
-    assert plain[1].weight.item() == np.float32(1 / 3)
-    assert plain[1].bias.item() == np.float32(-float(np.float32(0.1)) * (1 / 3))
+    assert plain[1].factors.dtype == torch.float32
+    assert plain[1].factors.item() == np.float32(1 / 3)
+    assert plain[1].offsets.item() == np.float32(-float(np.float32(0.1)) * (1 / 3))
 
 
 # ---- certified
@@ -311,3 +311,19 @@ def test_onnx(tmp_path):
     x = IMAGES.double() / 255
     (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(got, model(x).detach().numpy(), rtol=1e-12)
+
+
+def test_a_forward_that_reads_the_normalisation_fails_instead_of_using_other_numbers():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            self.norm.running_var.fill_(0.01)
+
+        def forward(self, x):
+            return self.norm(x) * self.norm.weight.abs().max()
+
+    model = Reads().eval()
+    with pytest.raises(AttributeError, match="weight"):
+        onelip.bake(model)(torch.rand(2, 3))
+    torch.testing.assert_close(onelip.bake(model, fold=False)(torch.ones(1, 3)), model(torch.ones(1, 3)))

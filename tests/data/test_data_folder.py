@@ -40,6 +40,18 @@ def test_a_folder_with_its_own_split(tmp_path):
     np.testing.assert_array_equal(loaded.test_images[:3].permute(0, 2, 3, 1).numpy(), images["test", "a"])
 
 
+def test_training_images_without_test_images(tmp_path):
+    for name in "ab":
+        write_images(tmp_path / "train" / name, pixels(3, 6, 4, 3))
+    with pytest.raises(DataError, match=r"there is a folder train/, but none of test/, val/, validation/; add one, or"):
+        load_data(tmp_path)
+    assert len(load_data(tmp_path / "train").test_labels) == 2
+    vehicles = tmp_path / "vehicles"  # a class may have this name
+    for name in ("train", "ship"):
+        write_images(vehicles / name, pixels(3, 6, 4, 3))
+    assert load_data(vehicles).class_names == ("ship", "train")
+
+
 def test_a_folder_without_a_split_and_grey_images_and_jpeg(tmp_path):
     smooth = np.tile(np.arange(16, dtype=np.uint8) * 10, (16, 1))
     for name in ("x", "y"):
@@ -128,7 +140,7 @@ def spoil_only_one_class(folder: Path) -> None:
     [
         (
             spoil_size,
-            r"y.000.png: expected 4x4 pixels as 000.png, got 5x5; resize .* with --image-size",
+            r"y.000.png: expected 4x4 pixels as 000.png, got 5x5; resize .*: --image-size 64 for",
         ),
         (spoil_corrupt, r"y.001.png: not a complete PNG or JPEG image .*; replace or remove it"),
         (spoil_not_an_image, r"y.001.png: not a complete PNG or JPEG image"),

@@ -89,5 +89,13 @@ def test_auroc_counts_pairs(inside, outside, wanted):
     assert load("one_class").auroc(torch.tensor(inside), torch.tensor(outside)) == wanted
 
 
+def test_monotone_responses_never_fall(tmp_path):
+    picture = tmp_path / "monotone.png"
+    found = load("monotone").main(["--steps", "500", "--out", str(picture)])
+    assert found["monotone"]["falls"] == 0 < found["plain"]["falls"]
+    assert found["monotone"]["error"] < 0.2
+    assert picture.stat().st_size > 1000
+
+
 def test_the_audit_fails_the_build_above_its_limit():
     assert load("audit_in_ci").main() == [0, 1]

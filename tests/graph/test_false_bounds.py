@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import onelip
 from onelip.core.errors import ProofError
@@ -72,3 +72,37 @@ def test_pooling_of_samples_without_channels_has_no_lowering(pool, shape):
     assert onelip.audit(model, torch.rand(2, *shape).double(), lower=False).upper is not None
     with pytest.raises(ProofError, match="no rule bounds its rounding"):
         onelip.prove(model, shape)
+
+
+# Operations of somebody else, with names that those of torch have for constants.
+@torch.library.custom_op("onelip_tests::new_gelu", mutates_args=())
+def new_gelu(x: Tensor) -> Tensor:
+    return torch.where(x > 50, (x - 50) * 10, torch.zeros_like(x))
+
+
+@torch.library.custom_op("onelip_tests::shift_like", mutates_args=())
+def shift_like(x: Tensor) -> Tensor:
+    return (torch.arange(len(x)) > 8)[:, None].expand_as(x).to(x) * 9
+
+
+@torch.library.custom_op("onelip_tests::gain", mutates_args=())
+def gain(w: Tensor) -> Tensor:
+    return w * 2  # whatever else it may do at the next call
+
+
+for operation in (new_gelu, shift_like, gain):
+    operation.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (lambda x: x + new_gelu(x), "new_gelu"),
+        (lambda x: x * (1 + shift_like(x)), "shift_like"),
+        (lambda x: x * gain(ROOT[0]), "gain"),
+    ],
+)
+def test_operations_of_somebody_else_are_no_constants(forward, name):
+    audit = onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False)
+    assert audit.upper is None
+    assert any(f"({name})" in gap for gap in audit.unproved)

@@ -234,6 +234,53 @@ def test_what_follows_the_batch_by_itself_is_no_other_program():
     assert trace(model, torch.rand(1, 3)).batch == 2
 
 
+def assembled(x):
+    y = torch.zeros_like(x)
+    y[:, :2] = x[:, :2]
+    y[:, 2:] = x[:, 2:].abs()
+    return y
+
+
+def assembled_in_memory(x):
+    y = torch.empty_like(x)
+    y[:, ::2] = x[:, ::2]
+    y[:, 1::2] = x[:, 1::2].abs()
+    return y
+
+
+def assembled_by_size(x):
+    y = torch.zeros(x.shape[0], 4)
+    y[:, 0] = x[:, 0]
+    y[:, 1] = x[:, 1]
+    return y
+
+
+def written_into(x):
+    y = x.clone()
+    y[:, :2].mul_(3)
+    return y
+
+
+def constants_in_constants(x):
+    y = torch.ones_like(x)
+    y[:, 1:] = 2.0
+    return x * y
+
+
+@pytest.mark.parametrize(
+    ("forward", "constant"),
+    [
+        (assembled, 1.0), (assembled_in_memory, 1.0), (assembled_by_size, 2**0.5), (written_into, 3.0),
+        (constants_in_constants, 2.0),
+    ],
+)  # fmt: skip
+def test_in_place_assembly(forward, constant):
+    graph = trace(module_of(lambda self, x: forward(x)), torch.rand(1, 4))
+    found = walk(graph)[graph.output].constant
+    assert found is not None
+    assert 1.0 <= found <= constant + 1e-9
+
+
 def test_outputs_without_a_step():
     graph = trace(nn.Identity(), torch.rand(2, 3))
     assert (steps(graph), graph.output) == ([("", "input")], 0)

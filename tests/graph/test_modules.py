@@ -183,3 +183,35 @@ def test_layers_that_state_something_else_than_a_bound(answer):
     with pytest.raises(TypeError, match="to return Bound"):
         _ = layer.lipschitz_constant
     assert bound_module(layer).constant is None
+
+
+def hooked_map(layer):
+    layer.parametrizations.weight[0].register_forward_hook(lambda module, inputs, output: output * 9)
+
+
+def hooked_list(layer):
+    layer.parametrizations.weight.register_forward_hook(lambda module, inputs, output: output * 9)
+
+
+def replaced_map(layer):
+    layer.parametrizations.weight[0].forward = lambda P: 9 * P
+
+
+def other_map(layer):
+    layer.parametrizations.weight[0].__class__ = type("Other", (onelip.AOL,), {"forward": lambda self, P: 9 * P})
+
+
+@pytest.mark.parametrize("change", [hooked_map, hooked_list, replaced_map, other_map])
+def test_parametrizations_that_were_changed_have_no_constant(change):
+    layer = onelip.aol(nn.Linear(4, 4))
+    assert bound_module(layer).constant == 1.0
+    change(layer)
+    assert torch.linalg.matrix_norm(layer.weight.detach(), 2) > 1.1
+    assert onelip.summary(layer).constant is None
+
+
+def test_the_padding_of_fixed_weights():
+    layer = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular").requires_grad_(False)
+    before = bound_module(layer).constant
+    layer._reversed_padding_repeated_twice = [5, 5]  # repeats outputs
+    assert bound_module(layer).constant > 1.2 * before

@@ -195,7 +195,7 @@ def test_method_may_be_a_function_or_an_object():
 def test_a_registered_method_is_known_by_its_name(monkeypatch):
     monkeypatch.setattr(onelip.methods.registry, "METHODS", dict(onelip.methods.registry.METHODS))
     mine = onelip.methods.Method(
-        "mine", "my method", "parametrization", "proved", layers=(nn.Linear,), apply=lambda layer: onelip.aol(layer)
+        name="mine", title="my method", guarantee="proved", layers=(nn.Linear,), apply=lambda layer: onelip.aol(layer)
     )
     onelip.register_method(mine)
     assert "mine" in onelip.list_methods()

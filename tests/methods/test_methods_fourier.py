@@ -39,6 +39,21 @@ def values(layer, *shape):
     return torch.linalg.svdvals(exact_jacobian(layer, shape))
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions_of_all_dimensions_start_as_published(dims):
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    x = torch.randn(2, 5, *(4,) * dims, dtype=torch.float64)
+    for apply, wanted in ((lot, x), (bro, torch.cat([-x[:, :2], x[:, 2:]], 1))):
+        layer = kind(5, 5, 3, padding=1, padding_mode="circular", bias=False, **DOUBLE)
+        layer = apply(layer, input_size=4).eval()
+        find_parametrization(layer).reset(layer.parametrizations.weight.original)
+        torch.testing.assert_close(layer(x), wanted, rtol=0, atol=1e-4)
+    layer = eco(kind(5, 5, 3, padding=1, bias=False, **DOUBLE), input_size=4)
+    original = layer.parametrizations.weight.original
+    find_parametrization(layer).reset(original)
+    assert 0.8 < original.std() * (5 * 3**dims) ** 0.5 < 1.2
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_hard_weights_of_convolutions_that_are_served(method, weights):

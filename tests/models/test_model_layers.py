@@ -21,7 +21,7 @@ def test_layers_that_a_method_refuses_are_made_from_those_it_serves():
         return onelip.aol(layer)
 
     factory = LayerFactory("aol")
-    factory.method = Method("picky", "", "parametrization", "proved", (nn.Linear, nn.Conv2d), picky)
+    factory.method = Method(name="picky", title="", guarantee="proved", layers=(nn.Linear, nn.Conv2d), apply=picky)
     for inputs, outputs in ((3, 3), (2, 5), (5, 2)):
         x = torch.randn(2, inputs, 6, 6)
         assert factory.linear(inputs, outputs)(x[:, :, 0, 0]).shape == (2, outputs)

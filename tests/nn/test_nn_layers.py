@@ -391,6 +391,7 @@ FACTORIES = {
     "ChannelAffine": lambda **kw: onelip.nn.ChannelAffine(4, **kw),
     "ConvexResidual": lambda **kw: ConvexResidual(nn.Identity(), **kw),
     "Householder": lambda **kw: onelip.nn.Householder(4, 2, **kw),
+    "Monotone": lambda **kw: onelip.nn.Monotone(nn.Identity(), signs=(1, 0), **kw),
     "NActivation": lambda **kw: onelip.nn.NActivation(4, init="alternating", **kw),
     "Normalize": lambda **kw: onelip.nn.Normalize([0.5], [0.25], **kw),
 }
@@ -420,7 +421,7 @@ def test_convex_residual_with_a_fixed_weight_takes_dtype():
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted({*FACTORIES} - {"ConvexResidual", "Normalize"}), "FirstChannels", "PadChannels"]
+    "name", [*sorted({*FACTORIES} - {"ConvexResidual", "Monotone", "Normalize"}), "FirstChannels", "PadChannels"]
 )
 def test_every_layer_has_a_constant_in_summaries(name):
     layer = FACTORIES[name]() if name in FACTORIES else getattr(onelip.nn, name)(2)

@@ -14,7 +14,7 @@ from fuzz.__main__ import main
 from fuzz.case import Outcome
 from onelip.core.errors import CannotTrace
 
-DRAWS = {"layers": 220, "networks": 50, "radii": 30, "forgeries": 250}
+DRAWS = {"layers": 220, "networks": 50, "radii": 30, "forgeries": 250, "pieces": 60}
 CORPUS = sorted(engine.CORPUS.glob("*.json"))
 
 

@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 from _runs import SMALL, SMALL_FLAGS, finish, same_bytes, start
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import onelip
@@ -276,6 +277,16 @@ def test_a_checkpoint_of_another_architecture(half):
     content["recipe"]["model_options"][0] = "channels=16"
     (half / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="another architecture"):
+        load_run(half)
+
+
+def test_a_checkpoint_of_another_method(half):
+    path = half / "checkpoint.safetensors"
+    tensors, facts = load_file(path), dict(safe_open(path, "pt").metadata())
+    name = next(name for name in tensors if name.startswith("model.") and name.endswith("_extra_state"))
+    other = bytes(tensors[name].tolist()).replace(b'"lipschitz": 1.0', b'"lipschitz": 0.5')
+    save_file({**tensors, name: torch.tensor(list(other), dtype=torch.uint8)}, path, facts)
+    with pytest.raises(CheckpointError, match=r"of AOL with lipschitz=0\.5, and this is AOL with lipschitz=1\.0"):
         load_run(half)
 
 

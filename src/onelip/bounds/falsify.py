@@ -299,8 +299,20 @@ def _stride(x: Tensor) -> Tensor:
 
 
 def sample_norms(x: Any) -> Any:
-    # Not flatten(1): a network may have one number for each sample, of shape (N,).
-    return x.detach().reshape(len(x), -1).norm(dim=1) if isinstance(x, Tensor) else None
+    """The norm of each sample; None for what is no tensor.
+
+    Examples:
+        >>> sample_norms(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))  # the squares underflow
+        tensor([5.0000e-200], dtype=torch.float64)
+    """
+    if not isinstance(x, Tensor):
+        return None
+    flat = x.detach().reshape(len(x), -1)  # not flatten(1): a network may have one number for each sample
+    if not flat.numel():
+        return flat.norm(dim=1)
+    most = 900 if flat.dtype == torch.float64 else 100
+    exponent = torch.frexp(flat.abs().amax(1)).exponent.clamp(-most, most)
+    return torch.ldexp(torch.ldexp(flat, -exponent[:, None]).norm(dim=1), exponent)
 
 
 def _unit(x: Tensor) -> Tensor:

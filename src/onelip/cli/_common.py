@@ -23,15 +23,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def unset(metavar: str) -> Any:
+def unset(metavar: str, help: str | None = None) -> Any:
     """The annotation of an option without a default: the help shows this metavar, and no "default: None"."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+    return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
 
 
-RunPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+UNFINISHED = "The run is not finished; these are the weights of its last checkpoint."
+
+FinishedRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="Directory of a finished run.")]
+RunPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="Directory of a run.")]
 OptionalPath = Annotated[Path | None, unset("PATH")]
 OptionalNumber = Annotated[int | None, unset("INT")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
+Json = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Print JSON.", help_behavior_hint="")]
+DataRoot = Annotated[Path | None, unset("PATH", "Directory of named data sets; see onelip data.")]
+Device = Annotated[str, tyro.conf.arg(help="Device to compute on: auto, cpu, cuda, ...")]
 
 
 # Names of other programs for our options.
@@ -85,6 +91,14 @@ def _check_names(kind: type, command: str, arguments: Sequence[str]) -> None:
         ours = [near] if near in names else difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean --{ours[0].replace('_', '-')}?" if ours else f"see onelip {command} --help"
         raise RecipeError(f"unknown option {given}; {hint}")
+
+
+def require_at_least(least: int, command: Any, *names: str) -> None:
+    """Raise an error if an option of a command is below a number; None is no value, and NaN is below."""
+    for name in names:
+        value = getattr(command, name)
+        if value is not None and not value >= least:
+            raise RecipeError(f"expected --{name.replace('_', '-')} of at least {least}, got {value}")
 
 
 def require_file(flag: str, path: Path | None) -> None:

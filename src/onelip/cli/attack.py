@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from onelip.cli._common import (
+    UNFINISHED,
+    DataRoot,
     Flag,
+    Json,
     OptionalNumber,
     OptionalPath,
     RunPath,
     StageProgress,
     make_console,
     parse,
+    require_at_least,
     require_file,
     require_writable,
     unset,
@@ -35,9 +39,7 @@ class Attack:
     """
 
     run: RunPath
-    """Directory of a run."""
-    data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
+    data_root: DataRoot = None
     limit: OptionalNumber = None
     """Attack only the first LIMIT images."""
     start: int = 0
@@ -64,8 +66,7 @@ class Attack:
     """Number of images per batch."""
     out: OptionalPath = None
     """File for all points found (.npz). Counterexamples are always written to RUN/counterexamples.npz."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -126,15 +127,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _check(command: Attack) -> None:
-    if command.limit is not None and command.limit < 1:
-        raise RecipeError(f"expected --limit of at least 1, got {command.limit}")
-    if command.start < 0:
-        raise RecipeError(f"expected --start of at least 0, got {command.start}")
-    for name in ("steps", "batch_size"):
-        if getattr(command, name) < 1:
-            raise RecipeError(f"expected --{name.replace('_', '-')} of at least 1, got {getattr(command, name)}")
-    if command.restarts < 0:
-        raise RecipeError(f"expected --restarts of at least 0, got {command.restarts}")
+    require_at_least(1, command, "limit", "steps", "batch_size")
+    require_at_least(0, command, "start", "restarts")
     if not all(0 <= radius < float("inf") for radius in command.radius):
         raise RecipeError(f"expected finite radii of at least 0, got {command.radius}")
     require_file("--certificate", command.certificate)
@@ -210,7 +204,7 @@ def _show(results: dict[str, Any]) -> None:
             f"median {results['median_ratio']:.4f}."
         )
     if not results["finished"]:
-        print("The run is not finished; these are the weights of its last checkpoint.")
+        print(UNFINISHED)
     for what, name in (("flips_file", "Points found"), ("counterexamples_file", "Counterexamples")):
         if what in results:
             print(f"{name}: {results[what]}")

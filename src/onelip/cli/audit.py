@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from onelip.cli._common import Flag, parse, unset
+from onelip.cli._common import Json, parse, require_at_least, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class Audit:
     """Exit with code 1 unless this bound, or a smaller one, is proved."""
     seed: int = 0
     """Seed of the initial weights, of the example input and of the measurement."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -64,8 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         raise RecipeError("give a TARGET or --model, not both; see onelip audit --help")
     if bool(command.mean) != bool(command.std):
         raise RecipeError("--mean and --std must be given together")
-    if command.require is not None and not command.require >= 0:
-        raise RecipeError(f"expected --require of at least 0, got {command.require}")
+    require_at_least(0, command, "require")
 
     import torch
 

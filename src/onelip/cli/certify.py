@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from onelip.cli._common import (
+    UNFINISHED,
+    DataRoot,
     Flag,
+    Json,
     OptionalNumber,
     OptionalPath,
     RunPath,
@@ -15,6 +18,7 @@ from onelip.cli._common import (
     load_labelled,
     make_console,
     parse,
+    require_at_least,
     require_file,
     require_writable,
     unset,
@@ -38,15 +42,13 @@ class Certify:
     """
 
     run: RunPath
-    """Directory of a run."""
     data: Annotated[str | None, unset("NAME|PATH")] = None
     """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
     its --split images. Classes are matched by name."""
     resize: Flag = False
     """Resize the images of --data or --image to the size that the network takes. The results are then for the resized
     images."""
-    data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
+    data_root: DataRoot = None
     split: Literal["test", "train"] = "test"
     """Images to certify."""
     limit: OptionalNumber = None
@@ -70,8 +72,7 @@ class Certify:
     """Overwrite existing files."""
     keep_images: bool = True
     """Write the images with --out. Without them, onelip check can check the bounds only."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -81,10 +82,7 @@ def run(arguments: Sequence[str]) -> int:
         command = replace(command, images_out=command.out.with_suffix(".images.npy"))
     if command.out is not None and command.mode != "sound":
         raise RecipeError("--out needs --mode sound: a certificate includes rounding errors")
-    if command.limit is not None and command.limit < 1:
-        raise RecipeError(f"expected --limit of at least 1, got {command.limit}")
-    if command.batch_size < 1:
-        raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
+    require_at_least(1, command, "limit", "batch_size")
 
     _check_paths(command)
     if command.out is not None or command.exact:
@@ -228,7 +226,7 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
     else:
         print("The radii do not include rounding errors (real arithmetic).")
     if not results["finished"]:
-        print("The run is not finished; these are the weights of its last checkpoint.")
+        print(UNFINISHED)
     for what, name in (("images_file", "Images"), ("certificate", "Certificate")):
         if what in written:
             print(f"{name}: {written[what]}")

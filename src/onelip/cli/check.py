@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from onelip.cli._common import Flag, OptionalPath, parse, printable, unset
+from onelip.cli._common import Flag, Json, OptionalPath, parse, printable, unset
 from onelip.core.errors import RecipeError
 
 _MAX_FILES = 100  # files beside a certificate whose hash is computed
@@ -44,8 +44,7 @@ class Check:
     """Limit of the estimated work, in minutes of one core. Default: 0.5 plus 2 per megabyte of files, at most 60."""
     max_memory: float = 4.0
     """Limit of the estimated memory, in gigabytes."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
     verbose: Flag = False
     """Show every node and every batch of images."""
     quiet: Flag = False

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._common import Flag, OptionalNumber, OptionalPath, make_console, parse, unset
+from onelip.cli._common import DataRoot, Device, Flag, OptionalNumber, OptionalPath, make_console, parse, unset
 from onelip.core.errors import Stopped
 from onelip.training.recipe import Recipe, preset
 
@@ -44,10 +44,8 @@ class Compare:
     """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
     """Fraction of the training images held out for validation; the table then shows the validation accuracy."""
-    device: str = "auto"
-    """Device to compute on: auto, cpu, cuda, ..."""
-    data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
+    device: Device = "auto"
+    data_root: DataRoot = None
     memory: bool = True
     """Measure the peak memory, in separate processes."""
     retry: Flag = False

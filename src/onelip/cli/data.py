@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from onelip.cli._common import Flag, OptionalPath, parse, unset
+from onelip.cli._common import Json, OptionalPath, parse, unset
 from onelip.core.arguments import did_you_mean
 from onelip.core.errors import RecipeError
 
@@ -28,8 +28,7 @@ class List:
 
     root: OptionalPath = None
     """Search only this directory."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Fetch:
     """Directory to write to. Default: the first searched directory."""
     url: Annotated[str | None, unset("URL")] = None
     """Folder on another server with the same files."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 Data = Annotated[List, tyro.conf.subcommand("list")] | Annotated[Fetch, tyro.conf.subcommand("fetch")]

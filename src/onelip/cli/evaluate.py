@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from onelip.cli._common import Flag, OptionalPath, RunPath, load_labelled, make_console, parse, unset
+from onelip.cli._common import (
+    UNFINISHED,
+    DataRoot,
+    Device,
+    Flag,
+    Json,
+    RunPath,
+    load_labelled,
+    make_console,
+    parse,
+    unset,
+)
 
 
 @dataclass(frozen=True)
@@ -18,18 +29,14 @@ class Evaluate:
     """
 
     run: RunPath
-    """Directory of a run."""
     data: Annotated[str | None, unset("NAME|PATH")] = None
     """Other images than those of the run, of the same shape: all images of a folder or .npz file without a split, else
     its test images. Classes are matched by name."""
     resize: Flag = False
     """Resize the images of --data to the size that the network takes. The results are then for the resized images."""
-    data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
-    device: str = "cpu"
-    """Device to compute on: auto, cpu, cuda, ..."""
-    json: Flag = False
-    """Print JSON."""
+    data_root: DataRoot = None
+    device: Device = "cpu"
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     make_console().print(results_table(results, per_class=True))
     if not loaded.is_finished:
-        print("The run is not finished; these are the weights of its last checkpoint.")
+        print(UNFINISHED)
     if found.lipschitz is None:
         print("No CRA: no Lipschitz constant is proved for this network.")
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from onelip.cli._common import Flag, OptionalPath, RunPath, parse, require_file, unset
+from onelip.cli._common import FinishedRun, Flag, Json, OptionalPath, parse, require_file, unset
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ class Export:
     hub.
     """
 
-    run: RunPath
-    """Directory of a finished run."""
+    run: FinishedRun
     format: Literal["safetensors", "onnx", "hub"] = "safetensors"
     """File format."""
     out: OptionalPath = None
@@ -38,8 +37,7 @@ class Export:
     """ONNX: take uint8 images and divide them by 255 in the file."""
     force: Flag = False
     """Overwrite existing files."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
     @property
     def place(self) -> Path:

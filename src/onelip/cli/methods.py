@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from onelip.cli._common import Flag, described, listing, output_width, parse, unset
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.arguments import check_known
 
 if TYPE_CHECKING:
     from onelip.methods.registry import Method
@@ -50,9 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.methods.registry import METHODS
 
     if command.name is not None:
-        if command.name not in METHODS:
-            near = did_you_mean(command.name, METHODS)
-            raise RecipeError(f"unknown method {command.name!r}; known: {', '.join(sorted(METHODS))}{near}")
+        check_known("method", command.name, sorted(METHODS))
         method = METHODS[command.name]
         print(json.dumps(_about(method)) if command.json else _describe(method))
         return 0

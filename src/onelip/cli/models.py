@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from onelip.cli._common import Flag, described, listing, output_width, parse, unset
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.arguments import check_known
 
 if TYPE_CHECKING:
     from onelip.models import ModelDescription
@@ -35,9 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.models import describe_model, list_models
 
     if command.name is not None:
-        if command.name not in list_models():
-            near = did_you_mean(command.name, list_models())
-            raise RecipeError(f"unknown model {command.name!r}; known: {', '.join(list_models())}{near}")
+        check_known("model", command.name, list_models())
         found = describe_model(command.name)
         print(json.dumps(asdict(found)) if command.json else _describe(found))
         return 0

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from onelip.cli._common import Flag, StageProgress, make_console, parse, printable, unset
+from onelip.cli._common import (
+    UNFINISHED,
+    Flag,
+    Json,
+    StageProgress,
+    make_console,
+    parse,
+    printable,
+    require_at_least,
+    unset,
+)
 from onelip.core.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -50,8 +60,7 @@ class Predict:
     """Number of images per batch; changes speed and memory only."""
     csv: Flag = False
     """Print CSV, with a header line."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -59,8 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Predict, "predict", arguments)
     if command.csv and command.json:
         raise RecipeError("--csv and --json exclude each other; choose one")
-    if command.batch_size < 1:
-        raise RecipeError(f"expected --batch-size of at least 1, got {command.batch_size}")
+    require_at_least(1, command, "batch_size")
     if command.run is None and command.pretrained is None:
         raise RecipeError("RUN is missing: name a run directory, or a trained network with --pretrained")
     named = command.images
@@ -88,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     else:
         _print_table(found)
         if not loaded.is_finished:
-            print("The run is not finished; these are the weights of its last checkpoint.")
+            print(UNFINISHED)
     return 0
 
 

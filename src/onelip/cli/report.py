@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from onelip.cli._common import Flag, OptionalPath, parse
+from onelip.cli._common import Flag, Json, OptionalPath, parse, require_at_least
 from onelip.core.errors import RecipeError
 
 
@@ -35,8 +35,7 @@ class Report:
     """Number of images of each run to attack; 0 for no attack."""
     overwrite: Flag = False
     """Replace an existing report."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -44,8 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Report, "report", arguments)
     if not command.runs:
         raise RecipeError("expected one or more directories of runs, such as: onelip report runs/demo-1")
-    if not command.seconds >= 0 or command.attack_images < 0:
-        raise RecipeError("expected --seconds and --attack-images of at least 0")
+    require_at_least(0, command, "seconds", "attack_images")
     for path in command.runs:
         if not path.is_dir():
             raise RecipeError(f"{path}: there is no such directory; name directories of runs")

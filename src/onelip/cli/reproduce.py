@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from onelip.cli._common import Flag, OptionalPath, listing, make_console, output_width, parse, unset
+from onelip.cli._common import DataRoot, Device, Flag, OptionalPath, listing, make_console, output_width, parse, unset
 from onelip.core.errors import Stopped
 from onelip.reproduce.experiments import find_experiment, list_experiments
 
@@ -46,12 +46,10 @@ class Reproduce:
     """Train nothing: show the runs and their time, and the table of the runs that are finished."""
     seed: int = 0
     """Seed of all runs."""
-    device: str = "auto"
-    """Device to compute on: auto, cpu, cuda, ..."""
+    device: Device = "auto"
     threads: int = 0
     """Threads of a process on the CPU; 0 for torch's own choice."""
-    data_root: OptionalPath = None
-    """Directory of named data sets; see onelip data."""
+    data_root: DataRoot = None
     json: Flag = False
     """Print JSON; everything else goes to standard error."""
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from onelip.cli._common import Flag, OptionalPath, RunPath, parse, unset
+import tyro
+
+from onelip.cli._common import Flag, Json, OptionalPath, parse, unset
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Tryit:
     Everything is in the folder: ONNX Runtime Web is downloaded with npm once, and the opened page needs no network.
     """
 
-    run: RunPath
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Directory of a finished run or of onelip export --format hub, or a name of onelip zoo."""
     out: OptionalPath = None
     """Folder to write. Default: RUN/tryit, or NAME-tryit for a network of onelip zoo."""
@@ -32,8 +34,7 @@ class Tryit:
     """File of the npm package onnxruntime-web, for machines without npm or without a network."""
     force: Flag = False
     """Replace a folder of this command."""
-    json: Flag = False
-    """Print JSON."""
+    json: Json = False
 
     @property
     def place(self) -> Path:

@@ -8,8 +8,7 @@ from typing import Annotated
 import tyro
 
 from onelip.cli._common import Flag, listing, output_width, parse, unset
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.arguments import check_known
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,8 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.export.hub import list_zoo
 
     entries = {entry.name: entry for entry in list_zoo()}
-    if command.name is not None and command.name not in entries:
-        near = did_you_mean(command.name, entries)
-        raise RecipeError(f"unknown network {command.name!r}; known: {', '.join(entries)}{near}")
+    if command.name is not None:
+        check_known("network", command.name, entries)
     if command.json:
         shown = entries.values() if command.name is None else [entries[command.name]]
         facts = [{"name": entry.name, "path": str(entry.path), **entry.facts} for entry in shown]

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from onelip.core.errors import RecipeError
+
 
 def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
     """Return `value` if it is an integer from `minimum` to `maximum`; booleans do not count as integers.
@@ -70,6 +72,17 @@ def check_name_free(name: str, new: Callable[..., object], registered: Mapping[s
     known = registered.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
         raise ValueError(f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Raise an error that lists the known names, and the closest one, for any other name.
+
+    Raises:
+        RecipeError: if the name is unknown.
+    """
+    names = list(known)
+    if name not in names:
+        raise RecipeError(f"unknown {kind} {name!r}; known: {', '.join(names)}{did_you_mean(name, names)}")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.tracing import is_scripting
 
 
 class ChannelAffine(LipschitzModule):
@@ -44,12 +45,13 @@ class ChannelAffine(LipschitzModule):
         - Output: same shape as the input
 
     Attributes:
-        weight: the factors, shaped like the weight of a depthwise convolution: (channels, 1, *ones).
-        bias: the offsets (channels).
+        factors: $w$, shaped like the weight of a depthwise convolution: (channels, 1, *ones).
+        offsets: $b$, (channels). The names are not those of a batch normalisation, so that a forward pass that reads
+            the weight of one fails after `onelip.bake`, instead of using other numbers.
 
     Examples:
         >>> layer = ChannelAffine(2, axes=1)
-        >>> _ = layer.weight.data.copy_(torch.tensor([2.0, -3.0]).reshape(2, 1, 1))
+        >>> _ = layer.factors.data.copy_(torch.tensor([2.0, -3.0]).reshape(2, 1, 1))
         >>> layer(torch.ones(1, 2)).tolist(), layer.lipschitz_constant
         ([[2.0, -3.0]], 3.0)
     """
@@ -61,25 +63,25 @@ class ChannelAffine(LipschitzModule):
     ) -> None:
         super().__init__()
         self.channels, self.axes = check_integer("channels", channels), check_integer("axes", axes, 1, 3)
-        self.weight = nn.Parameter(torch.ones(channels, 1, *(1,) * axes, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
+        self.factors = nn.Parameter(torch.ones(channels, 1, *(1,) * axes, device=device, dtype=dtype))
+        self.offsets = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
     def bound(self) -> Bound:
         """The largest absolute value of the factors."""
-        largest = float(self.weight.detach().double().abs().max())
+        largest = float(self.factors.detach().double().abs().max())
         is_finite = largest < float("inf")
         return Bound(largest, "largest factor") if is_finite else Bound(None, "the factors contain NaN or infinity")
 
     def forward(self, x: Tensor) -> Tensor:
         axes = x.dim() - 2
         fits = (axes == self.axes or (axes == 0 and self.axes == 1)) and x.shape[1] == self.channels
-        if not torch.jit.is_scripting() and not fits:
+        if not is_scripting() and not fits:
             raise ValueError(
                 f"expected an input (batch, {self.channels}, {self.axes} spatial axes), got shape {tuple(x.shape)}; "
                 "check the layer before it"
             )
         shape = [-1] + [1] * axes
-        return x * self.weight.reshape(shape) + self.bias.reshape(shape)
+        return x * self.factors.reshape(shape) + self.offsets.reshape(shape)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, axes={self.axes}"
@@ -106,7 +108,7 @@ class Folded(nn.Module):
         self.axes = axes
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting() and x.dim() != self.axes:
+        if not is_scripting() and x.dim() != self.axes:
             raise ValueError(
                 f"expected an input with {self.axes} axes, for which the batch normalisation was folded into the "
                 f"preceding layer, got shape {tuple(x.shape)}; use onelip.bake(model, fold=False) to keep it separate"
@@ -156,8 +158,8 @@ def fold(model: nn.Module, done: dict[int, Any]) -> list[nn.Module]:
             running: Any = norm.running_var
             made = ChannelAffine(len(running), _AXES[type(norm)], device=running.device, dtype=running.dtype)
             with torch.no_grad():
-                made.weight.copy_(numbers[0].reshape(made.weight.shape))
-                made.bias.copy_(numbers[1])
+                made.factors.copy_(numbers[0].reshape(made.factors.shape))
+                made.offsets.copy_(numbers[1])
             made.requires_grad_(any(parameter.requires_grad for parameter in norm.parameters()))
         done[id(norm)] = made.train(norm.training)
     return norms

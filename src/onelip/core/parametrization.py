@@ -215,7 +215,7 @@ def bound_by_construction(module: nn.Module) -> Bound | None:
     found = find_parametrization(module)
     if found is None:
         return None
-    if (reason := found.mismatch(module)) is not None:
+    if (reason := found.mismatch(module) or _why_changed(module, found)) is not None:
         return Bound(None, reason)
     dtype = original_of(module).dtype
     constant = found.constant_in(dtype)
@@ -223,3 +223,16 @@ def bound_by_construction(module: nn.Module) -> Bound | None:
         return Bound(None, f"{found.describe()}: not bounded by construction")
     rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
     return Bound(constant, found.describe() + rounded)
+
+
+def _why_changed(module: nn.Module, found: LipschitzParametrization) -> str | None:
+    """Why the weight may be another one than the parametrization states a constant for, or None."""
+    for part in (parametrization_list(module), found):
+        assert part is not None
+        if "forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks:
+            return f"{type(found).__name__} has a forward hook, or a forward that was replaced"
+    owners = {name: next(c for c in type(found).__mro__ if name in vars(c)) for name in ("forward", "constant_in")}
+    is_own = not owners["forward"].__module__.startswith("onelip.")
+    if is_own and owners["forward"] is not owners["constant_in"] and issubclass(*owners.values()):
+        return f"{type(found).__name__} overrides forward without stating its own constant"
+    return None

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-# The layer defines these, and torch compares the shapes itself.
-_NOT_SETTINGS = ("training", "geometry", "weight_shape")
+# The layer defines these, and torch compares the shapes itself; in_training is set within steps of training only.
+_NOT_SETTINGS = ("training", "geometry", "weight_shape", "in_training")
 
 
 class SavedSettings(nn.Module):
@@ -100,15 +100,20 @@ def _is_simple(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
+def settings_difference(saved: Tensor, own: Tensor) -> str | None:
+    """Return how two values of `_extra_state` differ, the first one from a file; None if they are the same."""
+    return _difference(saved, json.loads(bytes(own.tolist())))
+
+
 def _difference(saved: Tensor, own: dict[str, Any]) -> str | None:
     """What to tell the user if the saved settings are not the own ones; None if they are."""
     try:
         theirs = json.loads(bytes(saved.tolist()))
-        if theirs == own:
+        if all(theirs.get(name) == own.get(name) for name in {**theirs, **own}):  # None is the same as absent
             return None
         names = [name for name in {**theirs, **own} if name != "class" and theirs.get(name) != own.get(name)]
         both = [_shown(settings, names) for settings in (theirs, own)]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return "the settings of the parametrization in the state dict are damaged"
     return (
         f"the state dict is of {both[0]}, and this is {both[1]}: the same parameters are another function; build the "

@@ -5,6 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# False in Python. torch.jit.script does not compile the branch that it excludes.
+is_scripting = torch.jit.is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
 
 def is_compiling() -> bool:
     """Whether a graph is being captured: compilers and exporters need ordinary operations, not autograd functions."""

@@ -30,6 +30,7 @@ Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) uint8, labels (N)
 
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 _CIFAR_PIXELS = 3 * 32 * 32
+_WRITE = "write it again with np.savez"
 
 
 # Archives.
@@ -86,7 +87,7 @@ def read_arrays(path: Path, cap: int = OWN_CAP) -> dict[str, np.ndarray]:
             # zipfile returns at most the stated size of each member, so the sum above is a bound.
             contents = {name: archive.read(entry) for name, entry in zip(names, entries, strict=True)}
     except (*_DAMAGED, NotImplementedError, RuntimeError) as error:  # the last two: unknown compression, encrypted
-        raise damaged(path, error) from error
+        raise damaged(path, error, _WRITE) from error
     return {name.removesuffix(".npy"): _read_array(content, name, path) for name, content in contents.items()}
 
 
@@ -98,19 +99,19 @@ def _read_array(content: bytes, name: str, path: Path) -> np.ndarray:
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = read_header[version](stream)
     except (ValueError, KeyError, TypeError) as error:
-        raise damaged(path, f"{name} is not a numpy array: {error}") from error
+        raise damaged(path, f"{name} is not a numpy array: {error}", _WRITE) from error
     if dtype.hasobject:
         raise DataError(f"{path}: {name}: expected numbers or text, got Python objects; save plain arrays")
     rest = len(content) - stream.tell()
     if math.prod(shape) * dtype.itemsize != rest:
-        raise damaged(path, f"{name} has {rest} bytes, which do not match the shape {shape} of {dtype}")
+        raise damaged(path, f"{name} has {rest} bytes, which do not match the shape {shape} of {dtype}", _WRITE)
     array = np.frombuffer(content, dtype, offset=stream.tell())
     return array.reshape(shape, order="F" if fortran else "C")
 
 
-def damaged(path: Path, error: Exception | str) -> DataError:
+def damaged(path: Path, error: Exception | str, advice: str = "delete it and download it again") -> DataError:
     """Return the error for a file that cannot be read completely."""
-    return DataError(f"{path}: the file is damaged or truncated ({error}); delete it and download it again")
+    return DataError(f"{path}: the file is damaged or truncated ({error}); {advice}")
 
 
 def _too_large(path: Path, cap: int) -> DataError:

@@ -89,7 +89,7 @@ def load_digits() -> ImageData:
         ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
     """
     if not has_digest(DIGITS_FILE, _DIGITS_DIGEST):
-        raise damaged(DIGITS_FILE, "reinstall onelip")
+        raise damaged(DIGITS_FILE, "wrong checksum", "reinstall onelip")
     arrays = read_arrays(DIGITS_FILE)
     values, labels = arrays["images"].astype(np.int64), arrays["labels"]  # (1797, 8, 8) of 0..16, (1797)
     images = ((values * 255 + 8) // 16).astype(np.uint8)[:, None]

@@ -284,6 +284,11 @@ def load_folder(
         unused = f"; {held[1]}/ is not used" if held[1:] else ""
         how = f"by the folders train/ and {held[0]}/{unused}"
     else:
+        if (path / "train").is_dir() and any(entry.is_dir() for entry in (path / "train").iterdir()):
+            raise DataError(
+                f"{path}: there is a folder train/, but none of {', '.join(f'{name}/' for name in _TEST_FOLDERS)}; add "
+                f"one, or use {path / 'train'}, of which a part of each class is held out for testing"
+            )
         images, labels, classes = _read_unsplit(path, cap, image_size)
         train, test, how = _split(images, labels, classes, test_fraction, seed, path)
     return image_data_from_arrays(path.resolve().name, train, test, classes, str(path), how)

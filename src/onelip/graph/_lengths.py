@@ -57,8 +57,17 @@ def reads_shape_only(target: Any) -> bool:
 
 
 def is_random(target: Any) -> bool:
-    """Random numbers are no constants: such an operation stays a call, which has no rule."""
+    """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def is_known_function(target: Any) -> bool:
+    """Whether an operation always gives the same result for the same operands.
+
+    Random numbers, and operations that others have defined, are no constants: they stay calls, which have no rule.
+    """
+    is_own = not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims", "onelip")
+    return is_own and not is_random(target)
 
 
 def keeps_batch(value: Any, length: torch.SymInt) -> bool:
@@ -89,7 +98,7 @@ def find_use_of_length(nodes: Iterable[FxNode], input: FxNode) -> FxNode | None:
         if any(isinstance(operand.meta.get("val"), NUMBERS) for operand in operands) and not _only_in_sizes(node):
             return node
         with_uniform = any(operand in uniform for operand in operands)
-        by_value = is_random(node.target) or any(operand in depends for operand in operands)
+        by_value = not is_known_function(node.target) or any(operand in depends for operand in operands)
         if by_value and not reads_shape_only(node.target):
             depends.add(node)
             if with_uniform and not (_keeps_uniform(node) or _name(node.target) in _PAIR):
@@ -102,7 +111,10 @@ def find_use_of_length(nodes: Iterable[FxNode], input: FxNode) -> FxNode | None:
 
 
 def _name(target: Any) -> str:
-    return str(target).split(".")[1] if str(target).count(".") == 2 else getattr(target, "__name__", "")
+    """The name of an operation of ATen without its overload, or of a Python function; "" for others."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._opname if target.namespace == "aten" else ""
+    return getattr(target, "__name__", "")
 
 
 def _has_length(value: Any) -> bool:
@@ -125,17 +137,20 @@ def _only_in_sizes(node: FxNode) -> bool:
 def _keeps_uniform(node: FxNode) -> bool:
     target: Any = node.target
     name = _name(target)
-    if "scatter" in name and _axis(node) == 0:
-        return False
+    if "scatter" in name and _argument(node, "dim") % node.meta["val"].dim() == 0:
+        return name == "slice_scatter" and is_whole(*(_argument(node, part) for part in ("start", "end", "step")))
     is_pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return is_pointwise or name in _KEEP or reads_shape_only(target)
 
 
-def _axis(node: FxNode) -> int:
-    """The axis that an operation works along, 0 if it has none."""
+def is_whole(start: Any, end: Any, step: Any) -> bool:
+    """Whether a slice is everything, however long the axis is."""
+    return start in (None, 0) and (end is None or (isinstance(end, int) and end >= 2**62)) and step == 1
+
+
+def _argument(node: FxNode, name: str) -> Any:
     target: Any = node.target
     for place, argument in enumerate(target._schema.arguments):
-        if argument.name == "dim":
-            given: Any = node.args[place] if place < len(node.args) else node.kwargs.get("dim", argument.default_value)
-            return given % node.meta["val"].dim()
-    return 0
+        if argument.name == name:
+            return node.args[place] if place < len(node.args) else node.kwargs.get(name, argument.default_value)
+    raise KeyError(f"{target} has no argument {name!r}")

@@ -55,7 +55,10 @@ def bound_module(module: nn.Module, rank: int | None = None) -> Bound:
 
 
 _FIXED: WeakKeyDictionary[nn.Module, tuple[Tensor, list[str], Bound]] = WeakKeyDictionary()
-_SETTINGS = ("stride", "padding", "dilation", "groups", "padding_mode", "kernel_size", "output_padding")
+_SETTINGS = (
+    "stride", "padding", "dilation", "groups", "padding_mode", "kernel_size", "output_padding",
+    "_reversed_padding_repeated_twice",
+)  # fmt: skip
 
 
 def _bound_fixed(module: nn.Module) -> Bound:

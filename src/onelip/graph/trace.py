@@ -43,6 +43,7 @@ from onelip.graph._lengths import (
     NUMBERS,
     conditions_on_length,
     find_use_of_length,
+    is_known_function,
     is_random,
     keeps_batch,
     reads_shape_only,
@@ -405,7 +406,7 @@ class _Reader:
                 f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
                 "mask that depends on the input; use torch.where"
             )
-        if not _refers((arguments, keywords)) and not is_random(target):
+        if not _refers((arguments, keywords)) and is_known_function(target):
             self.values[node] = _no_garbage(target, target(*arguments, **keywords))
             real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
             if real is not None:

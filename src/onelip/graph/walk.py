@@ -151,7 +151,7 @@ def _verdict(step: Step, layers: dict[Any, StepBound]) -> StepBound:
 def _no_rule(call: Call) -> str:
     if call.op in _WORDS:
         return _WORDS[call.op]
-    if not call.inputs:
+    if not call.inputs and call.op.startswith("aten."):
         return "random, so there is no one function"
     return (
         f"no rule for {call.op}; give one with onelip.graph.register_rule({call.op!r}), or put it into a "

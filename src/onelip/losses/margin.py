@@ -42,9 +42,7 @@ class LMTLoss(Loss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> import onelip
@@ -130,9 +128,7 @@ class GloRoLoss(Loss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> import onelip
@@ -224,9 +220,7 @@ class EMMALoss(Loss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> loss = EMMALoss(epsilon=1.0, start=0.1, overshoot=3.0, ramp=0.5)
@@ -315,9 +309,7 @@ class CertificateRegularisation(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> import onelip

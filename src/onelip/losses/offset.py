@@ -101,9 +101,7 @@ class OffsetCrossEntropy(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> import torch

@@ -30,9 +30,7 @@ class OrthogonalityLoss(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none"; the penalty is added for each image.
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> model, images = nn.Sequential(nn.Linear(3, 2)), torch.rand(5, 3)
@@ -132,9 +130,7 @@ class GradientPenaltyLoss(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        - Scores: (N, classes)
-        - Labels: (N), int64
-        - Output: scalar, or (N) with `reduction="none"`
+        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> model, images = nn.Sequential(nn.Linear(3, 2)), torch.rand(5, 3, requires_grad=True)

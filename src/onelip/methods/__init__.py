@@ -18,6 +18,7 @@ which `onelip.summary` and `onelip.audit` report.
 - `onelip.nn.aol`: AOL. `orthogonal`: orthogonal weights and kernels. `fourier`: circular convolutions by their matrices
   at each frequency. `residual`: residual layers. `power_iteration`: spectral normalisation. `projections`: projections
   after the step of the optimizer. `last_layer`: rows of norm 1. `free_weights`: methods that only act on the loss.
+  `sum_norm`: norms other than L2.
 """
 
 from onelip.core.parametrization import LipschitzParametrization as LipschitzParametrization
@@ -81,4 +82,5 @@ from onelip.methods.residual import (
     liresnet as liresnet,
     sll as sll,
 )
+from onelip.methods.sum_norm import SumNorm as SumNorm, sum_norm as sum_norm
 from onelip.nn.aol import AOL as AOL, aol as aol

@@ -104,7 +104,7 @@ def _as_method(method: str | Method | Callable[..., nn.Module]) -> Method:
     if not callable(method):
         raise ValueError(f"expected a method by name, a Method or a function of a layer, got {method!r}")
     name = getattr(method, "__name__", type(method).__name__)
-    return Method(name, name, "parametrization", None, layers=LINEAR_LAYERS, apply=method)
+    return Method(name=name, title=name, apply=method)
 
 
 def _listed(reasons: dict[str, str]) -> str:

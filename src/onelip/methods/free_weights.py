@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.geometry import geometry_of
 from onelip.core.parametrization import attach
 from onelip.methods.power_iteration import PowerIterated
 from onelip.methods.registry import Layer, Method, PaperRow, register_method
@@ -103,8 +103,6 @@ register_method(
         '"Lipschitz-Margin Training: Scalable Certification of Perturbation Invariance for Deep Neural Networks", '
         "NeurIPS 2018.",
         mechanism="loss",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=track,
         options=({"iterations": 1},),
         paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
@@ -121,8 +119,6 @@ register_method(
         title="GloRo, globally-robust networks (Leino et al., 2021)",
         citation='Klas Leino, Zifan Wang, Matt Fredrikson, "Globally-Robust Neural Networks", ICML 2021.',
         mechanism="loss",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=track,
         options=({"iterations": 1},),
         paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
@@ -140,8 +136,6 @@ register_method(
         citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
         '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
         mechanism="loss",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=track,
         loss="emma",
         certificate="pairs",
@@ -159,8 +153,6 @@ register_method(
         citation="Jiayun Wang, Yubei Chen, Rudrasis Chakraborty, Stella X. Yu, "
         '"Orthogonal Convolutional Neural Networks", CVPR 2020.',
         mechanism="penalty",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=unconstrained,
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
         loss="ocnn",
@@ -176,8 +168,6 @@ register_method(
         citation="Ishaan Gulrajani, Faruk Ahmed, Martin Arjovsky, Vincent Dumoulin, Aaron Courville, "
         '"Improved Training of Wasserstein GANs", NeurIPS 2017.',
         mechanism="penalty",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=unconstrained,
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
         loss="gradient-penalty",

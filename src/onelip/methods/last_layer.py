@@ -165,7 +165,6 @@ register_method(
         title="LLN, last-layer normalisation (Singla et al., 2022)",
         citation="Sahil Singla, Surbhi Singla, Soheil Feizi, "
         '"Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=(nn.Linear,),
         apply=lln,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onelip.bounds import bound_weight
 from onelip.core.arguments import check_integer, per_axis
 from onelip.core.errors import NonFiniteWeight
-from onelip.core.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.lipschitz_module import Bound
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of, working_type
 from onelip.core.precision import full_precision
@@ -482,9 +482,7 @@ register_method(
         name="spectral-norm",
         title="SN, spectral normalisation (Miyato et al., 2018), of the true operator",
         citation=_CITATION,
-        mechanism="parametrization",
         guarantee="at convergence",
-        layers=LINEAR_LAYERS,
         apply=spectral_norm,
         options=({"iterations": 3}, {"lipschitz": 0.5}),
         train_equals_eval=False,
@@ -499,9 +497,6 @@ register_method(
         name="spectral-norm-reshaped",
         title="SN as published: norm of the reshaped kernel, which is not that of the layer",
         citation=_CITATION,
-        mechanism="parametrization",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=spectral_norm_reshaped,
         options=({"overlap": True}, {"iterations": 3, "lipschitz": 0.5}),
         train_equals_eval=False,

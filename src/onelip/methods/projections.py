@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
 from onelip.core.arguments import check_number
-from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.core.geometry import Geometry
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -252,7 +252,6 @@ register_method(
         '"Wasserstein Generative Adversarial Networks", ICML 2017.',
         mechanism="projection",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=clipping,
         options=({"clip": 0.01}, {"lipschitz": 0.5}),
         paper=PaperRow(E="yes", F="yes", G="yes", M="no"),
@@ -425,7 +424,6 @@ register_method(
         '"Regularisation of neural networks by enforcing Lipschitz continuity", Machine Learning 110, 2021.',
         mechanism="projection",
         guarantee="at convergence",
-        layers=LINEAR_LAYERS,
         apply=lcc,
         options=({"p": 1}, {"p": math.inf}, {"lipschitz": 0.5}),
         train_equals_eval=False,
@@ -580,8 +578,6 @@ register_method(
         citation="Moustapha Cisse, Piotr Bojanowski, Edouard Grave, Yann Dauphin, Nicolas Usunier, "
         '"Parseval Networks: Improving Robustness to Adversarial Examples", ICML 2017.',
         mechanism="projection",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=parseval,
         options=({"beta": 3e-4}, {"rows": 0.3}),
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),

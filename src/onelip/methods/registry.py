@@ -43,25 +43,25 @@ class PaperRow:
     notes: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     r"""A method: how it is applied to a layer, what is known of the result, and how it is trained.
 
-    Only the first attributes, up to `apply`, are required. `onelip.register_method` makes a method available by name;
-    `onelip.testing.check_contract(method)` tests that it keeps what it states.
+    All arguments are keywords; `name`, `title` and `apply` are required. `onelip.register_method` makes a method
+    available by name; `onelip.testing.check_contract(method)` tests that it keeps what it states.
 
     Attributes:
         name: name in `onelip.constrain(model, name)` and `onelip train --method`.
         title: title and paper, for tables.
+        apply: function `(module, **options)` that returns the layer to use: the same module, changed in place, or a new
+            one if `replaces`. It raises `onelip.UnsupportedLayer` for layers and settings that it does not support.
+        layers: the torch layers that it supports; all linear layers by default.
+        guarantee: what is known of the stated constant: "proved" for every parameter, "at convergence" of an iteration
+            (then evaluation divides by a proved bound), or None if no constant is known by construction.
         mechanism: "parametrization": the weight is computed from a parameter at each access. "projection": the weight
             is moved after each step of the optimizer (`onelip.project`). "penalty": the loss contains a term of the
             weights or of the gradient. "loss": the loss uses the Lipschitz constant of the network. For the last two
             see `onelip.losses`.
-        guarantee: what is known of the stated constant: "proved" for every parameter, "at convergence" of an iteration
-            (then evaluation divides by a proved bound), or None if no constant is known by construction.
-        layers: the torch layers that it supports.
-        apply: function `(module, **options)` that returns the layer to use: the same module, changed in place, or a new
-            one if `replaces`. It raises `onelip.UnsupportedLayer` for layers and settings that it does not support.
         options: keyword settings with which the contract test runs in addition to the defaults.
         replaces: whether `apply` can return a new module.
         needs_input_size: whether `apply` needs `input_size=(height, width)` for convolutions. Methods that only
@@ -84,18 +84,18 @@ class Method:
 
     Examples:
         >>> import onelip
-        >>> method = Method("half-aol", "AOL with constant 1/2", "parametrization", "proved", (nn.Linear,),
-        ...                 lambda module: onelip.aol(module, lipschitz=0.5))
+        >>> method = Method(name="half-aol", title="AOL with constant 1/2", guarantee="proved",
+        ...                 apply=lambda module: onelip.aol(module, lipschitz=0.5))
         >>> onelip.summary(onelip.constrain(nn.Linear(3, 3), method)).constant
         0.5
     """
 
     name: str
     title: str
-    mechanism: Mechanism
-    guarantee: Guarantee | None
-    layers: tuple[type[nn.Module], ...]
     apply: Callable[..., nn.Module]
+    layers: tuple[type[nn.Module], ...] = LINEAR_LAYERS
+    guarantee: Guarantee | None = None
+    mechanism: Mechanism = "parametrization"
     options: tuple[dict[str, object], ...] = ()
     replaces: bool = False
     needs_input_size: bool = False
@@ -176,7 +176,6 @@ def register_method(method: Method) -> Method:
         >>> method = onelip.methods.Method(
         ...     name="scaled",
         ...     title="Spectral normalisation with three iterations",
-        ...     mechanism="parametrization",
         ...     guarantee="at convergence",
         ...     layers=(nn.Linear, nn.Conv2d),
         ...     apply=scaled,
@@ -219,9 +218,7 @@ register_method(
         title="AOL, almost-orthogonal layers (Prach and Lampert, 2022)",
         citation="Bernd Prach, Christoph H. Lampert, "
         '"Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks", ECCV 2022.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=aol,
         options=(
             {"side": "outputs"},

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import LINEAR_LAYERS, Geometry, geometry_of
+from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import attach, check_lipschitz, find_parametrization, original_of, weight_of
 from onelip.core.rounding import multiply_up
@@ -340,7 +340,6 @@ register_method(
         title="SLL, SDP-based Lipschitz layers (Araujo et al., 2023)",
         citation="Alexandre Araujo, Aaron Havens, Blaise Delattre, Alexandre Allauzen, Bin Hu, "
         '"A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
         apply=sll,
@@ -425,7 +424,6 @@ register_method(
         title="CPL, convex potential layers (Meunier et al., 2022)",
         citation="Laurent Meunier, Blaise Delattre, Alexandre Araujo, Alexandre Allauzen, "
         '"A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.',
-        mechanism="parametrization",
         guarantee="at convergence",
         layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
         apply=cpl,
@@ -564,8 +562,6 @@ register_method(
         citation="Kai Hu, Andy Zou, Zifan Wang, Klas Leino, Matt Fredrikson, "
         '"Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.',
         mechanism="loss",
-        guarantee=None,
-        layers=LINEAR_LAYERS,
         apply=liresnet,
         options=({"depth": 1, "iterations": 1},),
         loss="emma",

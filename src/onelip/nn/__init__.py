@@ -26,7 +26,7 @@ from onelip.nn.pooling import (
     LipschitzAvgPool3d,
     lapped_patches,
 )
-from onelip.nn.residual import ConvexResidual
+from onelip.nn.residual import ConvexResidual, Monotone
 
 __all__ = [
     "AOLConv1d",
@@ -56,6 +56,7 @@ __all__ = [
     "LipschitzAvgPool3d",
     "LipschitzModule",
     "MaxMin",
+    "Monotone",
     "NActivation",
     "Normalize",
     "PadChannels",

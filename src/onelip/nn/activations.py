@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.core.tracing import is_compiling
+from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.kinds import Abs as AbsNode, Sort
 from onelip.graph.lowering import Lowering, lowers
 from onelip.nn._base import along_axis, axis_length, check_channels, halves
@@ -164,7 +164,7 @@ class MaxMin(LipschitzModule):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
+        if is_scripting():
             a, b = x.chunk(2, self.dim)
             y = torch.cat([torch.maximum(a, b), torch.minimum(a, b)], self.dim)
         else:
@@ -300,7 +300,7 @@ class Abs(LipschitzModule):
     def forward(self, x: Tensor) -> Tensor:
         if self.fraction == 1.0:
             return x.abs()
-        n = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "Abs")
+        n = x.shape[self.dim] if is_scripting() else axis_length(x, self.dim, "Abs")
         count = int(round(self.fraction * n))  # noqa: RUF046 (in TorchScript a float)
         return torch.cat([x.narrow(self.dim, 0, count).abs(), x.narrow(self.dim, count, n - count)], self.dim)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from onelip.core.arguments import check_integer
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.tracing import is_scripting
 from onelip.graph import kinds
 from onelip.graph.kinds import Join
 from onelip.graph.lowering import Lowering, lowers
@@ -55,8 +56,8 @@ class FirstChannels(_Channels):
 
     def forward(self, x: Tensor) -> Tensor:
         n = self.out_channels
-        length = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "FirstChannels")
-        if not torch.jit.is_scripting() and length < n:
+        length = x.shape[self.dim] if is_scripting() else axis_length(x, self.dim, "FirstChannels")
+        if not is_scripting() and length < n:
             raise ValueError(
                 f"FirstChannels expected at least {n} channels on axis {self.dim}, got {length} "
                 f"(input of shape {tuple(x.shape)}); keep fewer, or add zero channels with PadChannels({n}, {self.dim})"
@@ -88,8 +89,8 @@ class PadChannels(_Channels):
 
     def forward(self, x: Tensor) -> Tensor:
         n = self.out_channels
-        length = x.shape[self.dim] if torch.jit.is_scripting() else axis_length(x, self.dim, "PadChannels")
-        if not torch.jit.is_scripting() and length > n:
+        length = x.shape[self.dim] if is_scripting() else axis_length(x, self.dim, "PadChannels")
+        if not is_scripting() and length > n:
             raise ValueError(
                 f"PadChannels expected at most {n} channels on axis {self.dim}, got {length} "
                 f"(input of shape {tuple(x.shape)}); use a larger number, or drop channels with "
@@ -170,7 +171,7 @@ class Normalize(LipschitzModule):
         return Bound(inverse if is_enough else math.nextafter(inverse, math.inf), "smallest std")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():
+        if not is_scripting():
             check_channels(x, 1, len(self.mean), "Normalize", "len(mean)")
         shape = [-1] + [1] * (x.dim() - 2)
         return (x - self.mean.to(x.dtype).reshape(shape)) / self.std.to(x.dtype).reshape(shape)

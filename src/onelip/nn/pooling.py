@@ -14,7 +14,7 @@ from onelip.core.arguments import check_integer, per_axis
 from onelip.core.docstrings import like
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.rounding import root_at_most, up_root
-from onelip.core.tracing import is_compiling
+from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.movement import space_to_depth
 from onelip.graph.ops.pooling import average
@@ -69,7 +69,7 @@ class _ConcatenationPool(_Pool):
         super().__init__(kernel_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # of two axes
+        if is_scripting():  # of two axes
             (h, w), n = self.kernel_size, x.dim() - 3
             windows = x.unflatten(n + 1, [x.shape[n + 1] // h, h]).unflatten(n + 3, [x.shape[n + 2] // w, w])
             y = windows.movedim([n + 2, n + 4], [n + 1, n + 2]).flatten(n, n + 2)

@@ -1,12 +1,14 @@
-"""A residual connection that stays 1-Lipschitz: a convex combination of the input and a branch."""
+"""Sums of the input and a branch: a convex combination, which stays 1-Lipschitz, and a monotone network."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.parametrization import check_lipschitz
 from onelip.graph.modules import bound_chain, links
 
 
@@ -95,3 +97,58 @@ class ConvexResidual(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"alpha={float(self.alpha.detach()):.4g}, learnable={self.learnable}"
+
+
+class Monotone(nn.Module):
+    r"""A network that is monotone in chosen inputs: $y = f(x) + L \sum_i s_i x_i$ with $s_i \in \{-1, 0, 1\}$.
+
+    If no partial derivative of $f$ is larger than $L$ in magnitude, every output increases (weakly) with each input of
+    sign 1 and decreases with each input of sign -1. This holds if $f$ has the constant $L$ in any $p$-norm; the 1-norm
+    restricts $f$ least (`onelip.methods.sum_norm`). The layer relies on the given $L$ and does not prove it.
+
+    O. Kitouni, N. Nolte, M. Williams, "Expressive Monotonic Neural Networks", ICLR 2023.
+
+    Args:
+        network: the module $f$.
+        lipschitz: $L$, a proved constant of $f$.
+        signs: $s_i$ for each input: 1 increasing, -1 decreasing, 0 free. None for 1 everywhere.
+        device: device of the signs.
+        dtype: type of the signs.
+
+    Shape:
+        - Input: $(*, H_{in})$ with as many inputs as signs.
+        - Output: the shape of the output of the network, $(*, H_{out})$.
+
+    Raises:
+        ValueError: for other signs, or a constant that is not positive.
+
+    Examples:
+        >>> layer = Monotone(nn.ReLU(), signs=(1, 0))
+        >>> layer(torch.tensor([[-3.0, 5.0]]))
+        tensor([[-3.,  2.]])
+    """
+
+    signs: Tensor | None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        lipschitz: float = 1.0,
+        signs: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if signs is not None and not all(sign in (-1, 0, 1) for sign in signs):
+            raise ValueError(f"expected signs 1 (increasing), -1 (decreasing) and 0 (free), got {signs!r}")
+        self.network, self.lipschitz = network, check_lipschitz(lipschitz)
+        kind = dtype or torch.get_default_dtype()
+        self.register_buffer("signs", None if signs is None else torch.tensor(signs, device=device, dtype=kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x if self.signs is None else x * self.signs.to(x.dtype)
+        return self.network(x) + self.lipschitz * chosen.sum(-1, keepdim=True)
+
+    def extra_repr(self) -> str:
+        signs = None if self.signs is None or self.signs.is_meta else self.signs.int().tolist()
+        return f"lipschitz={self.lipschitz}, signs={signs}"

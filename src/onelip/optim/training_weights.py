@@ -69,18 +69,21 @@ def unscaled(model: nn.Module) -> Iterator[None]:
 class LazyRescaling:
     r"""Compute the exact scale of each AOL layer in every k-th forward pass of training; a context of the forward pass.
 
-    The weight of a layer is $W = P\,\mathrm{diag}(d(P))$. With $c = \partial L / \partial d$, a vector with one number
-    for each column, the gradient of the loss is
+    The weight of a layer is $W = P\,\mathrm{diag}(d(P))$. With the norms $n_c = \|P_c\|$ of the columns it is
 
-    $$\frac{\partial L}{\partial P} = \frac{\partial L}{\partial W}\,\mathrm{diag}(d)
-      + \Big(\frac{\partial d}{\partial P}\Big)^{\!\top} c.$$
+    $$W_c = \rho_c \frac{P_c}{n_c}, \qquad \rho_c(P) = n_c\,d_c(P) \le 1,$$
 
-    The first term and $c$ cost one pass over the weights; $d$ and the second term need the Gram matrix. In $k - 1$ of
-    $k$ passes the last $d$ is used, the first term is the gradient, and $c$ is added to a sum. In the $k$-th pass $d$
-    is computed, and the second term is taken with the sum of all $k$ vectors $c$. So no part of the gradient is lost;
-    some of it arrives up to $k - 1$ steps later. The layers take turns, so that all passes cost about the same.
+    where $\rho$ is 1 for orthogonal columns and changes only with the products of different columns. In $k - 1$ of $k$
+    passes the columns are divided by their norms and multiplied by the last $\rho$, which costs a few passes over the
+    weights and no Gram matrix. Their gradient is exact except for the part that goes through $\rho$. The gradient in
+    $\rho$, one number for each column, is summed over the passes. In the $k$-th pass $\rho$ is computed, and the sum is
+    passed on to $P$. So no part of the gradient is lost; some of it arrives up to $k - 1$ steps later. The layers take
+    turns, so that all passes cost about the same.
 
-    Between two exact passes the norm of a layer in training can exceed its constant by the change of $d$. Outside of
+    It is the norms that make this work: with the last $d$ itself, steps that only enlarge $P$ lower the loss until $d$
+    is computed again, and the network learned half as much.
+
+    Between two exact passes the norm of a layer in training can exceed its constant by the change of $\rho$. Outside of
     training mode and outside of the context weights are exact.
 
     Args:
@@ -89,9 +92,9 @@ class LazyRescaling:
 
     Attributes:
         passes: number of completed passes.
-        scales: the last scales d of all layers, one after the other.
-        owed: the sums of c that were not used yet. With DistributedDataParallel each process has its own, which gives
-            the right gradient; average them over the processes before a checkpoint.
+        norms: the last norms $\rho$ of the columns of all layers, one after the other.
+        owed: the sums of gradients in $\rho$ that were not passed on yet. With DistributedDataParallel each process has
+            its own, which gives the right gradient; average them over the processes before a checkpoint.
 
     Examples:
         >>> import onelip
@@ -119,10 +122,10 @@ class LazyRescaling:
         dtype = torch.float64 if any(P.dtype == torch.float64 for P in found.values()) else torch.float32
         counts = [layer.geometry.groups * layer.columns for layer in found]
         self.passes = torch.zeros((), dtype=torch.int64)
-        self.scales = torch.zeros(sum(counts), dtype=dtype, device=first.device)
-        self.owed = torch.zeros_like(self.scales)
-        parts = zip(found.items(), self.scales.split(counts), self.owed.split(counts), strict=True)
-        self._layers = [_LazyLayer(layer, P, scale, owed) for (layer, P), scale, owed in parts]
+        self.norms = torch.zeros(sum(counts), dtype=dtype, device=first.device)
+        self.owed = torch.zeros_like(self.norms)
+        parts = zip(found.items(), self.norms.split(counts), self.owed.split(counts), strict=True)
+        self._layers = [_LazyLayer(layer, P, norm, owed) for (layer, P), norm, owed in parts]
         self._entered: list[_LazyLayer] = []
 
     def __enter__(self) -> "LazyRescaling":
@@ -132,7 +135,7 @@ class LazyRescaling:
         self._entered = [layer for layer in self._layers if layer.aol.in_training is None]
         for i, layer in enumerate(self._entered):
             if done == 0:
-                layer.compute_scale()
+                layer.compute_norms()
             layer.is_exact = (done + i) % self.every == 0
             layer.aol.in_training = layer
         return self
@@ -147,7 +150,7 @@ class LazyRescaling:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors that the next passes depend on; not copies."""
-        return {"passes": self.passes, "scales": self.scales, "owed": self.owed}
+        return {"passes": self.passes, "norms": self.norms, "owed": self.owed}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned.
@@ -164,11 +167,11 @@ class LazyRescaling:
 
 
 class _LazyLayer:
-    """The weight of one layer in training; `scale` and `owed` are its parts of the tensors of `LazyRescaling`."""
+    """The weight of one layer in training; `norm` and `owed` are its parts of the tensors of `LazyRescaling`."""
 
-    def __init__(self, aol: AOL, P: Tensor, scale: Tensor, owed: Tensor) -> None:
+    def __init__(self, aol: AOL, P: Tensor, norm: Tensor, owed: Tensor) -> None:
         self.aol, self.P, self.is_exact = aol, P, True
-        self.scale, self.owed = (t.view(aol.geometry.groups, aol.columns) for t in (scale, owed))
+        self.norm, self.owed = (t.view(aol.geometry.groups, aol.columns) for t in (norm, owed))
 
     def __call__(self, P: Tensor) -> Tensor:
         if not self.is_exact:
@@ -178,11 +181,9 @@ class _LazyLayer:
         return self.aol.geometry.to_weight(W, self.aol.side).to(P.dtype)
 
     @torch.no_grad()
-    def compute_scale(self) -> None:
-        """Compute the exact scale, without a gradient."""
-        kernel = self._kernel(self.P)
-        index, p = _largest_entries(kernel)
-        self.scale.copy_(_scale(self._kernel(self.aol.rescale(self.P)), index, p)[..., 0])
+    def compute_norms(self) -> None:
+        """Compute the exact norms of the columns, without a gradient."""
+        self.norm.copy_(_column_norms(self._kernel(self.aol.rescale(self.P))))
 
     def _kernel(self, weight: Tensor) -> Tensor:
         """A weight as (g, rows, columns, *taps), at least in float32."""
@@ -190,37 +191,38 @@ class _LazyLayer:
 
 
 class _Stale(Function):
-    """P diag(d) with the last d; adds the gradient of d to what is owed."""
+    """rho P / n with the last rho; adds the gradient in rho to what is owed."""
 
     @staticmethod
     def forward(ctx: Any, kernel: Tensor, layer: _LazyLayer) -> Tensor:
-        d = layer.scale.to(kernel.dtype, copy=True)
-        ctx.save_for_backward(kernel, d)
+        inverse = _inverse(_column_norms(kernel))
+        d = layer.norm.to(kernel.dtype) * inverse
+        ctx.save_for_backward(kernel, inverse, d)
         ctx.layer = layer
         return kernel * per_column(d, kernel)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        kernel, d = ctx.saved_tensors
+        kernel, inverse, d = ctx.saved_tensors
         g = grads[0]
-        ctx.layer.owed += (g * kernel).detach().transpose(1, 2).flatten(2).sum(2)
-        return g * per_column(d, g), None
+        radial = _column_dots(g, kernel) * inverse  # <g, P / n>
+        ctx.layer.owed += radial.detach()
+        return g * per_column(d, g) - kernel * per_column(radial * inverse * d, kernel), None
 
 
 class _Exact(Function):
-    r"""The exact W, unchanged; stores its scale d, and adds to its gradient what is owed.
+    r"""The exact W, unchanged; stores the norms rho of its columns, and adds to its gradient what is owed.
 
-    The gradient that W passes on to P for a gradient $g$ is $g\,\mathrm{diag}(d) + J^\top c$ with $c = \langle g_c, P_c
-    \rangle$. For an entry $p$ of each column (the largest), $g$ plus $c' / p$ at this entry gives $c + c'$, and
-    $c' d / p$ too much at the entry, which is taken off the gradient of P.
+    The gradient that W passes on to P for a gradient $g$ is $g\,\mathrm{diag}(d) + J^\top \langle g, P \rangle$ with
+    the derivative $J$ of $d$. What is owed, $c$, belongs to $\rho = n d$, whose derivative is $n J + d P^\top / n$. For
+    $J^\top n c$, the number $n c / p$ is added to $g$ at one entry $p$ of each column, the largest, and what that adds
+    besides, $d n c / p$ at the entry, is taken off the gradient of P.
     """
 
     @staticmethod
     def forward(ctx: Any, W: Tensor, kernel: Tensor, layer: _LazyLayer) -> Tensor:
-        index, p = _largest_entries(kernel)
-        d = _scale(W, index, p)
-        layer.scale.copy_(d[..., 0])
-        ctx.save_for_backward(index, p, d)
+        layer.norm.copy_(_column_norms(W))
+        ctx.save_for_backward(W, kernel)
         ctx.layer = layer
         return W.view_as(W)
 
@@ -229,22 +231,30 @@ class _Exact(Function):
         g, owed = grads[0], ctx.layer.owed
         if not bool(owed.any()):
             return g, None, None
-        index, p, d = ctx.saved_tensors
-        at_entry = torch.where(p == 0, 0.0, owed[..., None].to(g.dtype) / p)
+        W, kernel = ctx.saved_tensors
+        n, rho, c = _column_norms(kernel), _column_norms(W), owed.to(g.dtype)
+        columns = kernel.transpose(1, 2).flatten(2)  # (g, columns, rows * taps)
+        index = columns.abs().argmax(2, keepdim=True)
+        at_entry = (n * c)[..., None] * _inverse(columns.gather(2, index))
+        d = rho * _inverse(n)
+        more = _scattered(-at_entry * d[..., None], index, g) + kernel * per_column(d * c * _inverse(n), kernel)
         owed.zero_()
-        return g + _scattered(at_entry, index, g), _scattered(-at_entry * d, index, g), None
+        return g + _scattered(at_entry, index, g), more, None
 
 
-def _largest_entries(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Place (g, columns, 1) and value of the largest entry of each column of a kernel."""
-    columns = kernel.transpose(1, 2).flatten(2)  # (g, columns, rows * taps)
-    index = columns.abs().argmax(2, keepdim=True)
-    return index, columns.gather(2, index)
+def _column_norms(kernel: Tensor) -> Tensor:
+    """The norms (g, columns) of the columns of a kernel (g, rows, columns, *taps)."""
+    return torch.linalg.vector_norm(kernel, dim=(1, *range(3, kernel.dim())))
 
 
-def _scale(W: Tensor, index: Tensor, p: Tensor) -> Tensor:
-    """d (g, columns, 1) with W = P diag(d), read off the entries p of P; zero for zero columns."""
-    return torch.where(p == 0, 0.0, W.transpose(1, 2).flatten(2).gather(2, index) / p)
+def _column_dots(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products (g, columns) of the columns of two kernels."""
+    return (a * b).sum((1, *range(3, a.dim())))
+
+
+def _inverse(x: Tensor) -> Tensor:
+    """1 / x, and 0 for 0: a zero column stays zero."""
+    return torch.where(x == 0, 0.0, 1 / x)
 
 
 def _scattered(values: Tensor, index: Tensor, like: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.nn.utils import parametrize
 
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
+from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_module
 from onelip.methods.projections import project
 from onelip.methods.registry import Method
@@ -241,14 +242,23 @@ def _compare(jacobians: Tensor, claimed: float, case: LayerCase, times: int, sta
 
 
 def gradients_finite(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """Gradients of all parameters are finite, in training and evaluation, also for zero columns."""
-    for training in (True, False):
-        layer.train(training).zero_grad()
-        layer(_inputs(case)).square().sum().backward()
-        for name, parameter in layer.named_parameters():
-            grad = parameter.grad
-            finite = grad is not None and bool(grad.isfinite().all())
-            _require(finite, "finite gradients", case, at=name, gradient=grad, training=training)
+    """Gradients of all parameters are finite, in training and evaluation, also for zero columns and after `reset`."""
+    for state in ("as applied", "as initialised by `reset`"):
+        for training in (True, False):
+            layer.train(training).zero_grad()
+            layer(_inputs(case)).square().sum().backward()
+            for name, parameter in layer.named_parameters():
+                grad = parameter.grad
+                finite = grad is not None and bool(grad.isfinite().all())
+                _require(finite, "finite gradients", case, at=name, gradient=grad, training=training, state=state)
+        found = find_parametrization(layer)
+        reset = getattr(found, "reset", None)
+        if reset is None:
+            return
+        try:
+            reset(original_of(layer))
+        except Exception as error:
+            raise ContractViolation(f"expected: `reset` initialises the layer; got: {error!r}; for {case}") from error
 
 
 def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
@@ -341,8 +351,13 @@ def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options
 
 
 def exports(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
-    """torch.export traces the baked layer for any batch size."""
+    """torch.export traces the baked layer for any batch size.
+
+    A plain layer of torch without hooks is not exported again for each method: `bakes` has compared it.
+    """
     plain = bake(layer).eval()
+    if type(plain) is getattr(nn, case.kind) and not plain._forward_pre_hooks and not plain._forward_hooks:
+        return
     x = torch.cat([_inputs(case), _inputs(case)])
     program = torch.export.export(plain, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     with torch.no_grad():

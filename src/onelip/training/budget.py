@@ -324,7 +324,7 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
         float(loss)  # waits for a GPU
         times.append(time.monotonic() - clock)
         clock = time.monotonic()
-        # Large networks: as few steps as tell something. All processes make the same number: layers may communicate.
+        # Fewer steps for large networks. All processes make the same number of them: layers may communicate.
         if process.broadcast(sum(times) > (2 if len(times) >= 8 else 20)):
             break
     return statistics.median(times[2:] or times)  # the first steps are slower

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onelip.certification.proof import Progress, Proof
 from onelip.certification.result import Mode
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.plugins import defining_modules, import_modules
@@ -55,8 +55,7 @@ def build_model(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -
     """
     methods = ["default", "none", *list_methods()]
     for kind, name, known in (("model", recipe.model, list_models()), ("method", recipe.method, methods)):
-        if name not in known:
-            raise RecipeError(f"unknown {kind} {name!r}; known: {', '.join(known)}{did_you_mean(name, known)}")
+        check_known(kind, name, known)
     options = parse_options(recipe.model_options)
     if recipe.method != "default":
         options["method"] = None if recipe.method == "none" else recipe.method

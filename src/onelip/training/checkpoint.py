@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from onelip.core.errors import CheckpointError, Diverged, RunError
 from onelip.core.files import write_whole
+from onelip.core.state_dicts import settings_difference
 from onelip.optim import LazyRescaling
 
 FORMAT = "onelip checkpoint 2"
@@ -122,7 +123,8 @@ def load_checkpoint(
     with torch.no_grad():
         # Copy into the existing tensors, which have the memory layout used before the checkpoint.
         for name, tensor in like.items():
-            tensor.copy_(tensors[name])
+            if not name.endswith("_extra_state"):  # compared by `read_tensors`
+                tensor.copy_(tensors[name])
     if optimizer is not None and of_optimizer is not None:
         optimizer.load_state_dict(of_optimizer)
     return position, {name.removeprefix(_RANDOM): t for name, t in tensors.items() if name.startswith(_RANDOM)}
@@ -272,7 +274,8 @@ def read_tensors(
         )
     if extra := sorted(got - like.keys()):
         raise CheckpointError(f"{path}: the model has no tensor {extra[0]!r}; {_OTHER_ARCHITECTURE}")
-    for name, tensor in like.items():
+    settings = [name for name in like if name.endswith("_extra_state")]
+    for name, tensor in ((name, tensor) for name, tensor in like.items() if name not in settings):
         wanted, found = (tuple(tensor.shape), _KINDS.get(tensor.dtype)), header.tensors[name]
         if wanted != found:
             raise CheckpointError(
@@ -283,6 +286,10 @@ def read_tensors(
     for name, tensor in tensors.items():
         if not _is_finite(tensor):
             raise CheckpointError(f"{path}: NaN or infinity in {name!r}; the file is damaged")
+    for name in settings:
+        if difference := settings_difference(tensors[name], like[name]):
+            layer = name.removeprefix(_MODEL).partition(".parametrizations")[0]
+            raise CheckpointError(f"{path}: {layer}: {difference}")
     return tensors
 
 

@@ -244,7 +244,7 @@ class Learner:
 
 
 def make_batches(recipe: Recipe, data: ImageData, process: Process, generator: torch.Generator) -> Batches:
-    """The training images in batches, as the recipe has it."""
+    """The batches of the training images, with the augmentation of the recipe."""
     return Batches(
         data.train_images,
         data.train_labels,

@@ -13,8 +13,8 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError, RunError
+from onelip.core.arguments import check_known
+from onelip.core.errors import RunError
 from onelip.core.files import disk_error, read_json
 from onelip.training.run_directory import Logger, RunDirectory, numbers_in, read_log
 
@@ -123,8 +123,7 @@ LOGGERS: dict[str, Callable[[RunDirectory, dict[str, Any]], Logger]] = {
 def check_loggers(names: Sequence[str]) -> None:
     """Raise an error if a log is unknown or its package is missing."""
     for name in names:
-        if name not in LOGGERS:
-            raise RecipeError(f"unknown log {name!r}; known: {', '.join(LOGGERS)}{did_you_mean(name, LOGGERS)}")
+        check_known("log", name, LOGGERS)
         if name != "csv" and find_spec(name) is None:
             raise RunError(f"--log {name} needs the package {name}: pip install 'onelip[{name}]'")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_known
 from onelip.core.errors import RecipeError
 from onelip.core.parametrization import find_parametrization
 from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss, list_losses
@@ -42,9 +42,7 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
     """
     if method in ("default", "none", recipe.method):
         return recipe.replace(method=method)
-    if method not in METHODS:
-        known = ["default", "none", *sorted(METHODS)]
-        raise RecipeError(f"unknown method {method!r}; known: {', '.join(known)}{did_you_mean(method, METHODS)}")
+    check_known("method", method, ["default", "none", *sorted(METHODS)])
     return recipe.replace(method=method, **METHODS[method].hyperparameters)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.errors import RecipeError
 from onelip.data.registry import known_name
 
@@ -423,8 +423,7 @@ def preset(name: str) -> Recipe:
         >>> preset("paper").epochs
         1000
     """
-    if name not in PRESETS:
-        raise RecipeError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}{did_you_mean(name, PRESETS)}")
+    check_known("preset", name, PRESETS)
     return PRESETS[name]
 
 

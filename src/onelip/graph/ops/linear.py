@@ -266,7 +266,7 @@ def lower_channel_affine(low: Lowering) -> int:
     layer = kind(shape[0], shape[0], 1, groups=shape[0], device="meta")
     if len(shape) == 1:
         operand = low.emit(Join, operand, shape=(*shape, 1))
-    found = affine(low, layer, operand, module.weight, module.bias, shape=(shape[0], *sizes))
+    found = affine(low, layer, operand, module.factors, module.offsets, shape=(shape[0], *sizes))
     return found if len(shape) > 1 else low.emit(Join, found)
 
 

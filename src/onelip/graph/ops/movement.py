@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from onelip.core.batch_norm import Folded
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
+from onelip.graph._lengths import is_whole
 from onelip.graph.calls import Ref
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.step import Refusal, Step, StepBound, aten, check_not_batch, register_rule
@@ -161,8 +162,10 @@ def _check_batch_axis(step: Step) -> None:
         axes = [rank - 2]
     elif op in ("aten.roll.default", "aten.flip.default", "aten.rot90.default"):
         axes = [axis % rank for axis in step.argument("dims") or [0]]  # without axes roll treats all entries as a row
+    elif op == "aten.slice_scatter.default" and is_whole(*map(step.argument, ("start", "end", "step"))):
+        axes = []
     elif op in _WRITE_ALONG:
-        axes = [step.argument("dim") % rank]
+        axes = [step.argument("dim") % len(step.call.shape)]
     elif "index_put" in op:
         axes = [axis for axis, index in enumerate(step.argument("indices")) if index is not None]
     else:
@@ -325,8 +328,7 @@ def lower_slice(low: Lowering) -> int:
     """The first channels."""
     start, end, step = (low.argument(name) for name in ("start", "end", "step"))
     axis = low.argument("dim") % len(low.call.shape)
-    everything = (start or 0) == 0 and (end is None or end >= 2**62) and step == 1
-    if axis == 0 and not everything:
+    if axis == 0 and not is_whole(start, end, step):
         return low.refuse()  # some of the images: another function for each size of the batch
     if low.source_shape == low.shape:
         return low.source

@@ -55,6 +55,9 @@ class OrthogonalMap(nn.Module):
         """Return the initial free kernel (g, m, n, *taps) for the kernel (g, rows, columns, *taps) of a layer."""
         return kernel
 
+    def reset(self, kernel: Tensor) -> None:
+        """Initialise the free kernel (g, m, n, *taps) in place as the authors do; by default it is unchanged."""
+
     def prepare(self, kernel: Tensor) -> Tensor:
         """Return the free kernel, scaled such that products stay in range; real float32 or float64."""
         return of_moderate_size(kernel.flatten(2)).reshape(kernel.shape)
@@ -66,6 +69,24 @@ class OrthogonalMap(nn.Module):
     def excess(self) -> float:
         """Return the most that rounding in float64 can add to the norm 1."""
         raise NotImplementedError
+
+    @property
+    def channels(self) -> int:
+        """Rows and columns of the square matrix of which a method keeps the first ones."""
+        return max(self.rows, self.columns)
+
+    def squared(self, kernel: Tensor) -> Tensor:
+        """Return the kernel (g, rows, columns, *taps), with zeros to as many rows as columns."""
+        taps = (0, 0) * (kernel.dim() - 3)
+        return F.pad(kernel, (*taps, 0, self.channels - self.columns, 0, self.channels - self.rows))
+
+    @staticmethod
+    def fill_with_units(P: Tensor, count: int) -> None:
+        """Set a free kernel (g, m, n, *taps) to unit vectors in its middle tap, in place."""
+        middle = tuple((k - 1) // 2 for k in P.shape[3:])
+        P.zero_()
+        for j in range(count):
+            P[(slice(None), j, j, *middle)] = 1
 
     def extra_repr(self) -> str:
         return settings_shown(self)
@@ -110,9 +131,8 @@ class _Map(LipschitzParametrization):
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
         """Initialise as the authors do."""
-        reset: Any = getattr(self.orthogonal, "reset", None)
-        if reset is not None and not P.is_meta and P.numel():
-            reset(P)
+        if not P.is_meta and P.numel():
+            self.orthogonal.reset(P[None] if isinstance(self, FrequencyMap) else P)  # (g, m, n, *taps)
 
     def describe(self) -> str:
         return self.orthogonal.title

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onelip.core.arguments import check_integer, check_number
@@ -74,9 +73,7 @@ class CayleyMap(OrthogonalMap):
 def cayley(module: nn.Module, *, input_size: int | Sequence[int] | None = None, lipschitz: float = 1.0) -> nn.Module:
     """Return an orthogonal layer by the Cayley transform in place of the given layer; see `CayleyMap`.
 
-    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
-    convolutions become a `onelip.methods.FourierConv`. The weight of the layer is kept as the matrix that
-    is transformed.
+    The weight of the layer is kept as the matrix that is transformed.
 
     Args:
         module: Linear, or Conv1d to Conv3d.
@@ -84,7 +81,8 @@ def cayley(module: nn.Module, *, input_size: int | Sequence[int] | None = None, 
         lipschitz: the constant to guarantee instead of 1.
 
     Returns:
-        The same module, or a new one.
+        The same module, with a parametrized weight, if its windows do not overlap (Linear, 1x1, kernel size = stride);
+        else a `FourierConv`.
 
     Raises:
         onelip.UnsupportedLayer: for zero padding, groups, strides, padding that does not keep the size, and a missing
@@ -105,7 +103,6 @@ register_method(
         title="Cayley convolutions (Trockman and Kolter, 2021)",
         citation="Asher Trockman, J. Zico Kolter, "
         '"Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=SUPPORTED,
         apply=cayley,
@@ -148,14 +145,9 @@ class LOTMap(OrthogonalMap):
         super().__init__(kernel.shape[1], kernel.shape[2])
         self.steps = check_integer("steps", steps, 1, 100)
 
-    @torch.no_grad()
-    def reset(self, P: Tensor) -> None:
+    def reset(self, kernel: Tensor) -> None:
         """Initialise with the identity, or the first channels: from Gaussian kernels training is unstable."""
-        dense = P.dim() == 3
-        P.zero_()
-        middle = tuple((k - 1) // 2 for k in P.shape[2:]) if not dense else ()
-        for j in range(min(self.rows, self.columns)):
-            P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
+        self.fill_with_units(kernel, min(self.rows, self.columns))
 
     def forward(self, M: Tensor) -> Tensor:
         if M.shape[-2] < M.shape[-1]:
@@ -205,8 +197,7 @@ def lot(
 ) -> nn.Module:
     """Return a LOT layer in place of the given layer; see `LOTMap`.
 
-    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
-    convolutions become a `onelip.methods.FourierConv`. The weight of the layer is kept as V.
+    The weight of the layer is kept as V.
 
     Args:
         module: Linear, or Conv1d to Conv3d.
@@ -215,7 +206,8 @@ def lot(
         lipschitz: the constant to guarantee instead of 1.
 
     Returns:
-        The same module, or a new one.
+        The same module, with a parametrized weight, if its windows do not overlap (Linear, 1x1, kernel size = stride);
+        else a `FourierConv`.
 
     Raises:
         onelip.UnsupportedLayer: for groups, strides, padding that does not keep the size, and a missing input size.
@@ -236,7 +228,6 @@ register_method(
         title="LOT, layer-wise orthogonal training (Xu et al., 2022)",
         citation="Xiaojun Xu, Linyi Li, Bo Li, "
         '"LOT: Layer-wise Orthogonal Training on Improving l2 Certified Robustness", NeurIPS 2022.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=SUPPORTED,
         apply=lot,
@@ -282,24 +273,16 @@ class BROMap(OrthogonalMap):
 
     def __init__(self, kernel: Tensor, *, rank: int | None, relative: float) -> None:
         super().__init__(kernel.shape[1], kernel.shape[2])
-        self.channels = max(self.rows, self.columns)
         rank = max(1, self.channels // 2) if rank is None else rank
         self.rank = check_integer("rank", rank, 1, max(1, self.channels))
         self.relative = check_number("relative", relative, 1e-7, 1)
 
     def parameter(self, kernel: Tensor) -> Tensor:
-        taps = (0, 0) * (kernel.dim() - 3)
-        around = (*taps, 0, self.channels - self.columns, 0, self.channels - self.rows)
-        return F.pad(kernel, around)[:, :, : self.rank]
+        return self.squared(kernel)[:, :, : self.rank]
 
-    @torch.no_grad()
-    def reset(self, P: Tensor) -> None:
+    def reset(self, kernel: Tensor) -> None:
         """Initialise with the first unit vectors, in the middle of the kernel: a reflection of the first channels."""
-        dense = P.dim() == 3
-        P.zero_()
-        middle = tuple((k - 1) // 2 for k in P.shape[2:]) if not dense else ()
-        for j in range(self.rank):
-            P[(slice(None), j, j) if dense else (j, j, *middle)] = 1
+        self.fill_with_units(kernel, self.rank)
 
     def forward(self, M: Tensor) -> Tensor:
         if M.device.type == "cpu" and not is_traced(M):
@@ -385,9 +368,7 @@ def bro(
 ) -> nn.Module:
     """Return a block reflector in place of the given layer; see `BROMap`.
 
-    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
-    convolutions become a `onelip.methods.FourierConv`. The first columns of the weight of the layer are
-    the initial V.
+    The first columns of the weight of the layer are the initial V.
 
     Args:
         module: Linear, or Conv1d to Conv3d.
@@ -397,7 +378,8 @@ def bro(
         lipschitz: the constant to guarantee instead of 1.
 
     Returns:
-        The same module, or a new one.
+        The same module, with a parametrized weight, if its windows do not overlap (Linear, 1x1, kernel size = stride);
+        else a `FourierConv`.
 
     Raises:
         onelip.UnsupportedLayer: for groups, strides, padding that does not keep the size, and a missing input size.
@@ -418,7 +400,6 @@ register_method(
         title="BRO, block reflector orthogonal layers (Lai et al., 2025)",
         citation="Bo-Han Lai, Pin-Han Huang, Bo-Han Kung, Shang-Tse Chen, "
         '"Enhancing Certified Robustness via Block Reflector Orthogonal Layers and Logit Annealing Loss", ICML 2025.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=SUPPORTED,
         apply=bro,
@@ -461,21 +442,17 @@ class ECOMap(OrthogonalMap):
 
     def __init__(self, kernel: Tensor) -> None:
         super().__init__(kernel.shape[1], kernel.shape[2])
-        self.channels = max(self.rows, self.columns)
 
     def parameter(self, kernel: Tensor) -> Tensor:
-        taps = (0, 0) * (kernel.dim() - 3)
-        return F.pad(kernel, (*taps, 0, self.channels - self.columns, 0, self.channels - self.rows))
+        return self.squared(kernel)
 
     def prepare(self, kernel: Tensor) -> Tensor:
         # The scale matters here: only entries whose squares would overflow are clamped.
         return torch.where(kernel.isinf(), torch.nan, kernel.clamp(-(2.0**20), 2.0**20))
 
-    @torch.no_grad()
-    def reset(self, P: Tensor) -> None:
+    def reset(self, kernel: Tensor) -> None:
         """Initialise with random rotations."""
-        taps = 1 if P.dim() == 3 else P[0, 0].numel()
-        P.normal_(0, (self.channels * taps) ** -0.5)
+        kernel.normal_(0, (self.channels * kernel[0, 0, 0].numel()) ** -0.5)
 
     def forward(self, M: Tensor) -> Tensor:
         S = (M - M.mH) / 2
@@ -494,9 +471,7 @@ class ECOMap(OrthogonalMap):
 def eco(module: nn.Module, *, input_size: int | Sequence[int] | None = None, lipschitz: float = 1.0) -> nn.Module:
     """Return an ECO layer in place of the given layer; see `ECOMap`.
 
-    Linear layers, 1x1 convolutions and convolutions whose kernel size is their stride are parametrized in place; other
-    convolutions become a `onelip.methods.FourierConv`. The skew part of the weight of the layer is the
-    initial exponent.
+    The skew part of the weight of the layer is the initial exponent.
 
     Args:
         module: Linear, or Conv1d to Conv3d.
@@ -504,7 +479,8 @@ def eco(module: nn.Module, *, input_size: int | Sequence[int] | None = None, lip
         lipschitz: the constant to guarantee instead of 1.
 
     Returns:
-        The same module, or a new one.
+        The same module, with a parametrized weight, if its windows do not overlap (Linear, 1x1, kernel size = stride);
+        else a `FourierConv`.
 
     Raises:
         onelip.UnsupportedLayer: for groups, strides, padding that does not keep the size, and a missing input size.
@@ -524,7 +500,6 @@ register_method(
         title="ECO, explicitly constructed orthogonal convolutions (Yu et al., 2022)",
         citation="Tan Yu, Jun Li, Yunfeng Cai, Ping Li, "
         '"Constructing Orthogonal Convolutions in an Explicit Manner", ICLR 2022.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=SUPPORTED,
         apply=eco,

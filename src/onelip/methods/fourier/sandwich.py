@@ -219,7 +219,6 @@ register_method(
         title="Sandwich layers (Wang and Manchester, 2023)",
         citation="Ruigang Wang, Ian R. Manchester, "
         '"Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=SUPPORTED,
         apply=sandwich,

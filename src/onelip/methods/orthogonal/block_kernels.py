@@ -9,7 +9,7 @@ from torch import Tensor
 
 from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.methods.orthogonal.reshaped import stored_constant
@@ -319,9 +319,7 @@ register_method(
         title="BCOP, block convolution orthogonal parametrization (Li et al., 2019)",
         citation="Qiyang Li, Saminul Haque, Cem Anil, James Lucas, Roger Grosse, Jörn-Henrik Jacobsen, "
         '"Preventing Gradient Attenuation in Lipschitz Constrained Convolutional Networks", NeurIPS 2019.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=bcop,
         options=({"steps": 1}, {"lipschitz": 0.5}),
         paper=PaperRow(E="no", F="yes", G="yes", M="yes", notes={"E": 4}),
@@ -426,9 +424,7 @@ register_method(
         citation="Thibaut Boissin, Franck Mamalet, Thomas Fel, Agustin Martin Picard, Thomas Massena, "
         "Mathieu Serrurier, "
         '"An Adaptive Orthogonal Convolution Scheme for Efficient and Flexible CNN Architectures", ICML 2025.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=aoc,
         options=({"steps": 1}, {"lipschitz": 0.5}),
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onelip.core.arguments import check_integer, check_number
-from onelip.core.geometry import LINEAR_LAYERS, Geometry
+from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.core.rounding import root_at_most
@@ -206,9 +206,7 @@ register_method(
         title="GroupSort with Björck orthonormalisation (Anil et al., 2019)",
         citation="Cem Anil, James Lucas, Roger Grosse, "
         '"Sorting out Lipschitz function approximation", ICML 2019; the iteration is of Björck and Bowie, 1971.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=bjorck,
         options=({"steps": 1}, {"steps": 30}, {"lipschitz": 0.5}),
         paper=PaperRow(E="no", F="partly", G="no", M="yes", notes={"E": 4, "F": 2}),
@@ -293,9 +291,7 @@ register_method(
         name="oni",
         title="ONI, orthogonalisation by Newton's iteration (Huang et al., 2020)",
         citation='Lei Huang et al., "Controllable Orthogonalization in Training DNNs", CVPR 2020.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=oni,
         options=({"steps": 2}, {"lipschitz": 0.5}),
         paper=PaperRow(E="no", F="partly", G="yes", M="yes", notes={"F": 2}),
@@ -398,9 +394,7 @@ register_method(
         title="Cholesky orthogonalisation (Hu et al., 2024)",
         citation="Kai Hu, Klas Leino, Zifan Wang, Matt Fredrikson, "
         '"A Recipe for Improved Certifiable Robustness", ICLR 2024.',
-        mechanism="parametrization",
         guarantee="proved",
-        layers=LINEAR_LAYERS,
         apply=cholesky,
         options=({"relative": 1e-6}, {"lipschitz": 0.5}),
         hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters

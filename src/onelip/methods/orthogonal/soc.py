@@ -453,7 +453,6 @@ METHOD = register_method(
         name="soc",
         title="SOC, skew orthogonal convolutions (Singla and Feizi, 2021)",
         citation='Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.',
-        mechanism="parametrization",
         guarantee="proved",
         layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
         apply=soc,
