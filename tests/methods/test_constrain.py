@@ -28,7 +28,7 @@ def mixed():
 
 def test_constrains_what_it_can_and_warns_of_the_rest(capsys):
     model = mixed()
-    with pytest.warns(UserWarning, match="1 layers are left unchanged:\n  3: expected zero or circular padding"):
+    with pytest.warns(UserWarning, match="1 layer is left unchanged:\n  3: expected zero or circular padding"):
         assert onelip.constrain(model) is model
     assert capsys.readouterr().out == ""
     said = str(onelip.summary(model))
@@ -190,6 +190,32 @@ def test_method_may_be_a_function_or_an_object():
     assert find_aol(model[0]) is not None
     with pytest.raises(ValueError, match="expected a method by name"):
         onelip.constrain(model, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "weights"),
+    [
+        (nn.LSTM(3, 4), "weight_ih_l0, weight_hh_l0 of LSTM"),
+        (nn.MultiheadAttention(4, 2), "in_proj_weight of MultiheadAttention"),
+        (nn.Embedding(5, 4), "weight of Embedding"),
+        (nn.Bilinear(2, 2, 2), "weight of Bilinear"),
+    ],
+)
+def test_other_modules_with_weights_are_reported(module, weights):
+    model = nn.Sequential(nn.Linear(3, 3), module)
+    with pytest.warns(UserWarning, match=f"1 layer is left unchanged:\n  1: no method constrains {weights}"):
+        onelip.constrain(model)
+    assert find_aol(model[0]) is not None
+    with pytest.raises(onelip.UnsupportedLayer, match=weights):
+        onelip.constrain(nn.Sequential(module), strict=True)
+    onelip.constrain(nn.Sequential(module), skip="0")  # warnings are errors
+
+
+def test_layers_with_known_constants_are_not_reported():
+    layers = (onelip.nn.Householder(4, 2), onelip.nn.NActivation(4), nn.BatchNorm1d(4), nn.PReLU())
+    model = onelip.constrain(nn.Sequential(nn.Linear(4, 4), *layers), learn_weights=True)
+    with pytest.warns(UserWarning, match="constrained already"):
+        onelip.constrain(model, side="outputs")
 
 
 def test_a_registered_method_is_known_by_its_name(monkeypatch):

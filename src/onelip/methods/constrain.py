@@ -32,8 +32,9 @@ def constrain(
     """Constrain every linear layer of a model in place, and return the model.
 
     Layers that the method does not support, that share their weight, or that have another parametrization (such as
-    `weight_norm` of torch) are left unchanged and reported with a `UserWarning`. Layers that are constrained already
-    are unchanged. `onelip.summary(model)` lists what is known of each module.
+    `weight_norm` of torch) are left unchanged and reported with a `UserWarning`, and so are other modules with weight
+    matrices (LSTM, attention, Embedding, Bilinear). Layers that are constrained already are unchanged.
+    `onelip.summary(model)` lists what is known of each module.
 
     Methods whose mechanism is "projection", "penalty" or "loss" leave the weights free; in training they use
     `onelip.project` or a loss of `onelip.losses`. Methods that replace layers put new modules into the model. If the
@@ -69,12 +70,11 @@ def constrain(
     """
     chosen = _as_method(method)
     patterns = [skip] if isinstance(skip, str) else list(skip)
-    layers, constrained = _candidates(model, patterns)
+    layers, constrained, refused = _candidates(model, patterns)
     _check_patterns(model, patterns)
     sizes = _input_sizes(model, example) if example is not None and chosen.needs_input_size else {}
     settings = {name: options | ({"input_size": sizes[name]} if sizes.get(name) else {}) for name, _ in layers}
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    refused = {}
     for name, layer in layers:
         if owners[id(layer._parameters.get("weight"))] > 1:
             refused[name] = "its weight is shared with another module, which would change as well; untie them first"
@@ -92,7 +92,8 @@ def constrain(
     # Layers that are constrained already do not get the options of this call.
     unchanged = refused | (constrained if options else {})
     if unchanged:
-        warnings.warn(f"{len(unchanged)} layers are left unchanged:\n{_listed(unchanged)}", stacklevel=2)
+        count = "1 layer is" if len(unchanged) == 1 else f"{len(unchanged)} layers are"
+        warnings.warn(f"{count} left unchanged:\n{_listed(unchanged)}", stacklevel=2)
     return model
 
 
@@ -150,18 +151,29 @@ def _input_sizes(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]
     return seen
 
 
-def _candidates(model: nn.Module, skip: list[str]) -> tuple[list[tuple[str, nn.Module]], dict[str, str]]:
-    """Return the linear layers to constrain, and those that are constrained already, with the reason."""
+def _candidates(
+    model: nn.Module, skip: list[str]
+) -> tuple[list[tuple[str, nn.Module]], dict[str, str], dict[str, str]]:
+    """Return the linear layers, those that are constrained already, and other modules with weights, with the reason."""
     layers: list[tuple[str, nn.Module]] = []
     constrained: dict[str, str] = {}
+    others: dict[str, str] = {}
     for name, module in model.named_modules():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in skip) or "parametrizations" in name.split("."):
             continue
         if taken := _constrained_by(module):
             constrained[name] = f"constrained already ({taken})"
         elif isinstance(module, LINEAR_LAYERS):
             layers.append((name, module))
-    return layers, constrained
+        elif not isinstance(module, LipschitzModule) and (weights := _matrices(module)):
+            listed = ", ".join(weights)
+            others[name] = f"no method constrains {listed} of {type(module).__name__}; use other layers, or skip it"
+    return layers, constrained, others
+
+
+def _matrices(module: nn.Module) -> list[str]:
+    """Return the names of the trained weights of the module itself that have at least two axes."""
+    return [name for name, p in module._parameters.items() if p is not None and p.requires_grad and p.dim() >= 2]
 
 
 def _constrained_by(module: nn.Module) -> str | None:
