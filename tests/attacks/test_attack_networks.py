@@ -10,7 +10,7 @@ from torch import nn
 
 import onelip
 from onelip.attacks import with_foolbox
-from onelip.attacks.foolbox import FOOLBOX_ATTACKS
+from onelip.attacks.search import FOOLBOX_ATTACKS
 
 
 def small_network(seed, classes, dims=2, width=16, constrained=False):

@@ -14,14 +14,13 @@ from torch import nn
 import onelip
 from onelip.bounds import (
     NonFiniteWeight,
-    _cholesky as cholesky,
-    _schur as schur,
+    _gram,
     bound_layer,
     bound_weight,
     exact_bound,
     fast,
 )
-from onelip.bounds._kernel import Gram, gram, half_of_offsets, lay_out
+from onelip.bounds._gram import Gram, gram, half_of_offsets, lay_out
 from onelip.bounds.fast import candidates
 from onelip.core import floats as floats
 from onelip.core.errors import UnsupportedLayer
@@ -224,22 +223,22 @@ def test_row_sums_are_rounded_up():
     for x in (1 + 2.0**-49, 1 + 2.0**-50, 1 + 2.0**-50 - 2.0**-52):
         sums = torch.full((1, n, n), x, dtype=torch.float64)
         q = torch.ones(1, n, dtype=torch.float64)
-        assert schur._row_sums(Gram(sums, None, 1, 1), q) >= n * Fraction(x)
+        assert _gram._row_sums(Gram(sums, None, 1, 1), q) >= n * Fraction(x)
 
 
 def test_worst_case_of_the_rounding_model_is_covered_exactly():
     """W = 1 with all errors as large as the model allows: the recursion gives 1 back, not a term can be left out."""
     one, q = torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     m, n = 2**40, 2**41
-    assert schur.gamma(m) == m * U / (1 - m * U)
-    first = float(1 - schur.gamma(m))
-    second = float(Fraction(first) ** 2 * (1 - schur.gamma(n)))
-    third = float(Fraction(second) ** 2 * (1 - schur.gamma(n)))
-    fourth = float(Fraction(third) ** 2 * (1 - schur.gamma(n)))
+    assert _gram.gamma(m) == m * U / (1 - m * U)
+    first = float(1 - _gram.gamma(m))
+    second = float(Fraction(first) ** 2 * (1 - _gram.gamma(n)))
+    third = float(Fraction(second) ** 2 * (1 - _gram.gamma(n)))
+    fourth = float(Fraction(third) ** 2 * (1 - _gram.gamma(n)))
     sizes = [(first, m), (second, n), (third, n), (fourth, n)]
     grams = [Gram(one * size, None, inner, 1) for size, inner in sizes]
     for steps in (1, 2, 3, 4):
-        assert 1 <= schur.norm_of_square(one, grams[:steps], q) <= 1 + 1e-12
+        assert 1 <= _gram.norm_of_square(one, grams[:steps], q) <= 1 + 1e-12
 
 
 def exact_residual(W, A, R, S):
@@ -248,7 +247,7 @@ def exact_residual(W, A, R, S):
     n = len(R)
 
     def entry(i, j):
-        target = Fraction(S) - cholesky.margin(Fraction(S)) if i == j else 0
+        target = Fraction(S) - _gram.margin(Fraction(S)) if i == j else 0
         return target - sum(row[i] * row[j] for row in W) - sum(row[i] * row[j] for row in R if row[i] and row[j])
 
     return max(sum(abs(entry(i, j)) for j in range(n)) for i in range(n))
@@ -259,7 +258,7 @@ def computed(W, S):
     H = gram(W, keep=True).kernel
     assert H is not None
     A = -H
-    A.diagonal(dim1=1, dim2=2).add_(float(Fraction(S) - cholesky.margin(Fraction(S))))
+    A.diagonal(dim1=1, dim2=2).add_(float(Fraction(S) - _gram.margin(Fraction(S))))
     return A
 
 
@@ -269,7 +268,7 @@ def test_residual_counts_the_diagonal():
     W = torch.full((1, 1, 1), float.fromhex("0x1.f4720314ce74dp-3"), dtype=torch.float64)
     A = computed(W, S)
     R = A.sqrt()
-    assert cholesky._residual(W, A, R, S) >= exact_residual(W, A, R, S) > Fraction(5, 2) * U
+    assert _gram._residual(W, A, R, S) >= exact_residual(W, A, R, S) > Fraction(5, 2) * U
 
 
 def test_residual_counts_the_gram_matrix():
@@ -277,9 +276,9 @@ def test_residual_counts_the_gram_matrix():
     W = torch.full((1, 4001, 1), 2.0**-27, dtype=torch.float64)
     W[0, 0] = 1
     S = 1 + 2.0**-30
-    A = torch.full((1, 1, 1), float(Fraction(S) - cholesky.margin(Fraction(S))) - 1, dtype=torch.float64)
+    A = torch.full((1, 1, 1), float(Fraction(S) - _gram.margin(Fraction(S))) - 1, dtype=torch.float64)
     R = A.sqrt()
-    assert cholesky._residual(W, A, R, S) >= exact_residual(W, A, R, S) > 1000 * U
+    assert _gram._residual(W, A, R, S) >= exact_residual(W, A, R, S) > 1000 * U
 
 
 def test_residual_counts_the_product_and_the_difference():
@@ -292,9 +291,9 @@ def test_residual_counts_the_product_and_the_difference():
     R[0, 0, -1] = 1
     A = R.mT @ R
     lost = 1 + (n - 1) * Fraction(1, 2**54) - Fraction(float(A[0, -1, -1]))
-    assert cholesky._residual(W, A, R, S) >= abs(lost)
+    assert _gram._residual(W, A, R, S) >= abs(lost)
     wrong = R * 1.5
-    assert cholesky._residual(W, A, wrong, S) >= Fraction(float((A - wrong.mT @ wrong).abs().sum(2).max()))
+    assert _gram._residual(W, A, wrong, S) >= Fraction(float((A - wrong.mT @ wrong).abs().sum(2).max()))
 
 
 def test_residual_of_random_matrices():
@@ -304,23 +303,23 @@ def test_residual_of_random_matrices():
         S = float(torch.rand((), generator=generator)) * 30 + float(torch.linalg.matrix_norm(W[0], 2)) ** 2
         A = computed(W, S)
         R = torch.linalg.cholesky(A, upper=True)
-        assert cholesky._residual(W, A, R, S) >= exact_residual(W, A, R, S)
+        assert _gram._residual(W, A, R, S) >= exact_residual(W, A, R, S)
 
 
 def test_large_residual_is_added_to_the_claim(monkeypatch):
     W = torch.eye(3, dtype=torch.float64)[None]
-    monkeypatch.setattr(cholesky, "_residual", lambda *_: Fraction(1))
-    proved = cholesky.cholesky_bound(W, W.mT @ W)
+    monkeypatch.setattr(_gram, "_residual", lambda *_: Fraction(1))
+    proved = _gram.cholesky_bound(W, W.mT @ W)
     assert proved is not None
     square, claim = proved
     assert square == claim + 1 - claim / 2**32
 
 
 def test_decomposition_that_does_not_exist(monkeypatch):
-    monkeypatch.setattr(cholesky, "_largest_eigenvalue", lambda H: 0.5)  # below the truth
+    monkeypatch.setattr(_gram, "_largest_eigenvalue", lambda H: 0.5)  # below the truth
     layer = layer_with(nn.Linear(3, 3), torch.eye(3))
     assert bound_layer(layer).witness.kind == "schur"
-    monkeypatch.setattr(cholesky, "_largest_eigenvalue", lambda H: 1 - 1e-7)  # nearly right: a wider gap fixes it
+    monkeypatch.setattr(_gram, "_largest_eigenvalue", lambda H: 1 - 1e-7)  # nearly right: a wider gap fixes it
     assert "cholesky inputs" in bound_layer(layer).candidates
 
 

@@ -11,7 +11,7 @@ from _runs import call
 
 import onelip
 from onelip.data import load_data
-from onelip.export import ExportError, list_zoo, load_pretrained, zoo
+from onelip.export import ExportError, hub, list_zoo, load_pretrained
 
 ROOT = Path(__file__).parents[2]
 NAMES = [entry.name for entry in list_zoo()]
@@ -43,7 +43,7 @@ def test_each_network(name):
 
 
 def test_the_results_are_those_of_the_package():
-    published, packaged = (ROOT / "results" / "zoo.json", zoo.FOLDER / "zoo.json")
+    published, packaged = (ROOT / "results" / "zoo.json", hub.FOLDER / "zoo.json")
     assert published.read_bytes() == packaged.read_bytes()
 
 
@@ -87,8 +87,8 @@ def test_predict(capsys, tmp_path):
 
 
 def test_damaged_weights_are_refused(monkeypatch, tmp_path):
-    shutil.copytree(zoo.FOLDER, tmp_path / "zoo")
-    monkeypatch.setattr(zoo, "FOLDER", tmp_path / "zoo")
+    shutil.copytree(hub.FOLDER, tmp_path / "zoo")
+    monkeypatch.setattr(hub, "FOLDER", tmp_path / "zoo")
     weights = tmp_path / "zoo" / "digits-fast" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ExportError, match="wrong checksum"):

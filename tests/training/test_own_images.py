@@ -52,7 +52,7 @@ def test_a_folder_without_more(capsys, tmp_path, quick, size, mode):
     assert "images    10 training, 2 test (20% of each class held out for testing, seed 0)" in out
     assert re.search(r"memory +about \d+ MB for a step; .* free\ndevice +cpu, 1 thread\nsteps +\d+, .*\ntime +2s", out)
     results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
-    assert results["lipschitz"] <= 1
+    assert results["lipschitz"] <= 1 + 1e-12  # the fixed weights of the patches are rounded
 
 
 def test_the_default_is_ten_minutes_of_a_network_of_its_size(capsys, tmp_path):

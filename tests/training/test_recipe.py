@@ -66,7 +66,7 @@ def test_round_trip_to_json(name):
         ({"drop_at": 0.9}, "a list of values"),
         ({"version": 2}, "version 1, got version 2"),
         ({"version": None}, "not a onelip recipe"),
-        ({"epochs": 0}, "epochs from 1"),
+        ({"epochs": 0}, "epochs of at least 1"),
         ({"lr": math.nan}, "lr to be positive"),
         ({"temperature": 0}, "temperature to be positive"),
         ({"validation": 1.0}, "validation from 0 to below 1"),

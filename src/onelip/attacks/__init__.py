@@ -7,8 +7,7 @@ A certificate is a proof; an attack can only refute it. One changed decision ins
 certificate is wrong. Distances are exact rational numbers, so there is no tolerance on either side.
 """
 
-from onelip.attacks.foolbox import with_foolbox
 from onelip.attacks.result import AttackResult
-from onelip.attacks.search import attack
+from onelip.attacks.search import attack, with_foolbox
 
 __all__ = ["AttackResult", "attack", "with_foolbox"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onelip.bounds._kernel import Offset, half_of_offsets
+from onelip.bounds._gram import Offset, half_of_offsets
 
 _EXACT = 53  # float64 holds all integers up to 2^53
 _LIMB = 32

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onelip.bounds._cholesky import margin
 from onelip.bounds._frequencies import is_proved
-from onelip.bounds._kernel import Offset, half_of_offsets, lay_out
+from onelip.bounds._gram import Offset, half_of_offsets, lay_out, margin
 from onelip.bounds._remainders import absolute_gram_sums
 from onelip.bounds.fast import candidates
 from onelip.bounds.witness import ZERO, ExactBound, ProofFailed, Witness

@@ -19,10 +19,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onelip.bounds._cholesky import cholesky_bound
 from onelip.bounds._frequencies import cost_of_frequencies, frequency_bound
-from onelip.bounds._kernel import Gram, cost_of_gram, gram, lay_out
-from onelip.bounds._schur import norm_of_square, scaling_of
+from onelip.bounds._gram import Gram, cholesky_bound, cost_of_gram, gram, lay_out, norm_of_square, scaling_of
 from onelip.bounds.witness import ZERO, WeightBound, Witness
 from onelip.core import floats
 from onelip.core.geometry import Geometry

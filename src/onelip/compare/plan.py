@@ -17,6 +17,7 @@ from onelip.training.objective import with_method
 from onelip.training.recipe import MACHINE_FIELDS, Recipe, parse_seconds
 
 PLAIN = "none"  # layers of torch without a method
+_PLAIN_RATE = 0.01  # the rates of methods with a constant are too high for plain layers: the digits diverge at 0.1
 _EPOCHS = re.compile(r"(\d+)ep")
 
 
@@ -80,8 +81,16 @@ class Plan:
         return cls(choose_methods(methods), shared, Budget.parse(budget))
 
     def recipe_for(self, method: str, epochs: int) -> Recipe:
-        """The recipe of one run."""
-        return with_method(self.recipe, method).replace(epochs=epochs)
+        """The recipe of one run.
+
+        Examples:
+            >>> from onelip.training.recipe import preset
+            >>> plan = Plan.make("aol,none", budget="3ep", recipe=preset("digits"))
+            >>> plan.recipe_for("aol", 3).lr, plan.recipe_for("none", 3).lr
+            (0.1, 0.01)
+        """
+        recipe = with_method(self.recipe, method).replace(epochs=epochs)
+        return recipe.replace(lr=min(recipe.lr, _PLAIN_RATE)) if method == PLAIN else recipe
 
     @property
     def baseline(self) -> Recipe:

@@ -26,30 +26,21 @@ import io
 import logging
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Node as FxNode
-from torch.utils._pytree import tree_any, tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
-from onelip.graph._constants import in_real_arithmetic
-from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are, tensors_of
-from onelip.graph._lengths import (
-    NUMBERS,
-    conditions_on_length,
-    find_use_of_length,
-    is_known_function,
-    is_random,
-    keeps_batch,
-    reads_shape_only,
-)
-from onelip.graph._masks import PLACES, Masks
-from onelip.graph.calls import Call, Graph, Ref, first_difference
+from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are
+from onelip.graph._lengths import conditions_on_length, is_random
+from onelip.graph._masks import Masks
+from onelip.graph._reader import Reader
+from onelip.graph.calls import Call, Graph, first_difference
 
 # Layers of torch that compute something else in training mode.
 _MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.MultiheadAttention)
@@ -89,7 +80,7 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
 
     def read(model: nn.Module, batch: Tensor) -> Graph:
         program = _export(_running_copy(model, leaves, paths), batch, model, paths)
-        return _Reader(program, leaves, paths, tuple(batch.shape)).read()
+        return Reader(program, leaves, paths, tuple(batch.shape)).read()
 
     def fresh() -> nn.Module:
         return _shared_copy(plain, own, [])
@@ -346,163 +337,6 @@ def _first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-class _Reader:
-    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes calls."""
-
-    def __init__(
-        self,
-        program: torch.export.ExportedProgram,
-        leaves: list[nn.Module],
-        paths: list[str],
-        shape: tuple[int, ...],
-    ) -> None:
-        self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
-        self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
-        self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see _constants.py
-        self.calls: list[Call] = []
-        self.length: Any = None  # the number of samples, as torch.export writes it
-
-    def read(self) -> Graph:
-        signature = self.program.graph_signature
-        stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        stored |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
-        held = {**self.program.state_dict, **self.program.constants}
-        nodes = list(_used(self.program.graph))
-        input = next(node for node in nodes if node.name in signature.user_inputs)
-        self.length = input.meta["val"].shape[0]
-        if (node := find_use_of_length(nodes, input)) is not None:
-            raise CannotTrace(
-                "expected samples that are treated alike for every number of samples, got "
-                f"{_place(node) or 'the model'!r} ({node.target}), which computes with that number or with the place "
-                "of a sample in the batch; leave it out"
-            )
-        for node in nodes:
-            if node.op == "placeholder" and node.name in stored:
-                self.values[node] = held[stored[node.name]]
-            elif node.op == "placeholder":
-                self._add(node, "", "input", None, (), {})
-            elif node.op == "get_attr":
-                self.values[node] = functools.reduce(getattr, str(node.target).split("."), self.program.graph_module)
-            elif node.op == "call_function":
-                self._call(node)
-            else:
-                results: Any = node.args[0]
-                return self._finish(results[0])
-        raise CannotTrace("expected a graph with an output, got none")
-
-    def _call(self, node: FxNode) -> None:
-        if isinstance(node.meta.get("val"), NUMBERS):
-            (self.values[node],) = self._for_two_samples(node, [node.meta["val"]])
-            return
-        arguments = tree_map(self._value, tuple(node.args))
-        keywords = tree_map(self._value, dict(node.kwargs))
-        target: Any = node.target
-        if reads_shape_only(target):
-            arguments, keywords = tree_map(self._blank, (arguments, keywords))
-        if str(target) == "onelip.leaf.default":
-            self._check_weights(arguments[1], arguments[2])
-        if str(target) == PLACES and isinstance(arguments[0], Ref):
-            raise CannotTrace(
-                f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
-                "mask that depends on the input; use torch.where"
-            )
-        if not _refers((arguments, keywords)) and is_known_function(target):
-            self.values[node] = _no_garbage(target, target(*arguments, **keywords))
-            real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
-            if real is not None:
-                self.real[node] = real
-        elif str(target) == "onelip.leaf.default":
-            number = arguments[2]
-            self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
-        else:
-            op = "getitem" if target is operator.getitem else str(target)
-            self._add(node, _place(node), op, None, *tree_map(self._real_value, (tuple(node.args), dict(node.kwargs))))
-
-    def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
-        """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
-        stored = tensors_of(self.leaves[number])
-        if any(isinstance(now, Ref) or not torch.equal(now, own) for now, own in zip(tensors, stored, strict=True)):
-            raise CannotTrace(
-                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others that "
-                "the forward has put there; call torch.nn.functional with them instead"
-            )
-
-    def _blank(self, argument: Any) -> Any:
-        """Zeros in place of the result of a call."""
-        if not isinstance(argument, Ref):
-            return argument
-        call = self.calls[argument.index]
-        return torch.zeros(call.shape, dtype=call.dtype)
-
-    def _for_two_samples(self, node: FxNode, numbers: Sequence[Any]) -> tuple[Any, ...]:
-        """Numbers that may depend on the number of samples, as they are for two."""
-        found = tuple(number.node.hint if isinstance(number, NUMBERS) else number for number in numbers)
-        if None not in found:
-            return found
-        raise CannotTrace(
-            f"expected results of one shape for all inputs, got {_place(node) or 'the model'!r} ({node.target}), whose "
-            "shape depends on values; use torch.where instead of masked_select, unique and the like"
-        )
-
-    def _value(self, argument: Any) -> Any:
-        return self.values[argument] if isinstance(argument, FxNode) else argument
-
-    def _real_value(self, argument: Any) -> Any:
-        return self.real[argument] if isinstance(argument, FxNode) and argument in self.real else self._value(argument)
-
-    def _add(self, node: FxNode, place: str, op: str, module: nn.Module | None, arguments: Any, keywords: Any) -> None:
-        value = node.meta.get("val")
-        shape, dtype = (), torch.get_default_dtype()
-        if isinstance(value, Tensor):
-            shape, dtype = self._for_two_samples(node, value.shape), value.dtype
-        elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
-            dtype = value[0].dtype
-        inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
-        index = len(self.calls)
-        is_kept = not isinstance(value, Tensor) or keeps_batch(value, self.length)
-        self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype, is_kept))
-        self.values[node] = Ref(index)
-
-    def _finish(self, result: FxNode) -> Graph:
-        value = self.values[result]
-        if not isinstance(value, Ref):  # the output does not depend on the input
-            shape, dtype = tuple(value.shape), value.dtype
-            self.calls.append(Call(len(self.calls), "", "constant", None, (value,), {}, (), shape, dtype))
-            value = Ref(len(self.calls) - 1)
-        return Graph(tuple(self.calls), value.index, self.shape)
-
-
-def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
-    """The nodes that the output rests on, and the inputs, in order."""
-    live: set[FxNode] = set()
-    for node in reversed(graph.nodes):
-        if node.op in ("placeholder", "output") or node in live:
-            live.add(node)
-            live.update(node.all_input_nodes)
-    return (node for node in graph.nodes if node in live)
-
-
-def _refers(arguments: Any) -> bool:
-    return tree_any(lambda leaf: isinstance(leaf, Ref), arguments)
-
-
-def _indices(arguments: Any) -> list[int]:
-    found: list[int] = []
-    tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
-    return found
-
-
 def _target(call: Call) -> Any:
     """The operation of a call, or None."""
     return functools.reduce(getattr, call.op.split("."), torch.ops) if call.op.count(".") == 2 else None
-
-
-def _no_garbage(target: Any, value: Any) -> Any:
-    """Uninitialised memory has no values to prove anything about."""
-    return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
-
-
-def _place(node: FxNode) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
-    return paths[-1].split("@")[0] if paths else ""  # torch marks the second call of a module by @1

@@ -212,7 +212,11 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
     if not run.is_finished:
         view.missing.append("final weights: the network is that of the last checkpoint")
     method, count = resolve_method(run.config.recipe), sum(p.numel() for p in run.plain.parameters())
-    view.facts = ["no method" if method is None else method.title, f"{count:,} parameters", *_training_facts(view)]
+    view.facts = [
+        "no method" if method is None else method.title.split(" (")[0],
+        f"{count:,} parameters",
+        *_training_facts(view),
+    ]
     images, labels = torch.full((1, *run.config.shape), 0.5), None
     with view.part("test images"):
         data = load_run_data(run.config, data_root)

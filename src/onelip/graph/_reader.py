@@ -1,0 +1,210 @@
+"""Read the graph that torch.export gives: what does not depend on the input is computed, the rest becomes calls.
+
+Constants are those of real arithmetic: a model in float32 that computes cos(angle) and sin(angle) has rounded ones,
+whose squares do not add up to 1. The audit is about real arithmetic, so such constants are computed in float64. Only
+smooth operations are: what a program decides by comparing or rounding, and conversions to float32, stay as they are.
+"""
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node as FxNode
+from torch.utils._pytree import tree_any, tree_map
+
+from onelip.core.errors import CannotTrace
+from onelip.graph._leaves import tensors_of
+from onelip.graph._lengths import NUMBERS, find_use_of_length, is_known_function, keeps_batch, reads_shape_only
+from onelip.graph._masks import PLACES
+from onelip.graph.calls import Call, Graph, Ref
+
+_NAMES = """
+    add sub rsub mul div neg reciprocal sin cos tan exp sqrt rsqrt sigmoid tanh
+    view reshape unsqueeze squeeze expand permute transpose slice select clone alias
+"""
+_SMOOTH = frozenset(_NAMES.split())
+
+
+class Reader:
+    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes calls."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        leaves: list[nn.Module],
+        paths: list[str],
+        shape: tuple[int, ...],
+    ) -> None:
+        self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
+        self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
+        self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see the head of the file
+        self.calls: list[Call] = []
+        self.length: Any = None  # the number of samples, as torch.export writes it
+
+    def read(self) -> Graph:
+        signature = self.program.graph_signature
+        stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        stored |= getattr(signature, "inputs_to_lifted_tensor_constants", {})
+        held = {**self.program.state_dict, **self.program.constants}
+        nodes = list(_used(self.program.graph))
+        input = next(node for node in nodes if node.name in signature.user_inputs)
+        self.length = input.meta["val"].shape[0]
+        if (node := find_use_of_length(nodes, input)) is not None:
+            raise CannotTrace(
+                "expected samples that are treated alike for every number of samples, got "
+                f"{_place(node) or 'the model'!r} ({node.target}), which computes with that number or with the place "
+                "of a sample in the batch; leave it out"
+            )
+        for node in nodes:
+            if node.op == "placeholder" and node.name in stored:
+                self.values[node] = held[stored[node.name]]
+            elif node.op == "placeholder":
+                self._add(node, "", "input", None, (), {})
+            elif node.op == "get_attr":
+                self.values[node] = functools.reduce(getattr, str(node.target).split("."), self.program.graph_module)
+            elif node.op == "call_function":
+                self._call(node)
+            else:
+                results: Any = node.args[0]
+                return self._finish(results[0])
+        raise CannotTrace("expected a graph with an output, got none")
+
+    def _call(self, node: FxNode) -> None:
+        if isinstance(node.meta.get("val"), NUMBERS):
+            (self.values[node],) = self._for_two_samples(node, [node.meta["val"]])
+            return
+        arguments = tree_map(self._value, tuple(node.args))
+        keywords = tree_map(self._value, dict(node.kwargs))
+        target: Any = node.target
+        if reads_shape_only(target):
+            arguments, keywords = tree_map(self._blank, (arguments, keywords))
+        if str(target) == "onelip.leaf.default":
+            self._check_weights(arguments[1], arguments[2])
+        if str(target) == PLACES and isinstance(arguments[0], Ref):
+            raise CannotTrace(
+                f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
+                "mask that depends on the input; use torch.where"
+            )
+        if not _refers((arguments, keywords)) and is_known_function(target):
+            self.values[node] = _no_garbage(target, target(*arguments, **keywords))
+            real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
+            if real is not None:
+                self.real[node] = real
+        elif str(target) == "onelip.leaf.default":
+            number = arguments[2]
+            self._add(node, self.paths[number], "module", self.leaves[number], arguments[:1], {})
+        else:
+            op = "getitem" if target is operator.getitem else str(target)
+            self._add(node, _place(node), op, None, *tree_map(self._real_value, (tuple(node.args), dict(node.kwargs))))
+
+    def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
+        """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
+        stored = tensors_of(self.leaves[number])
+        if any(isinstance(now, Ref) or not torch.equal(now, own) for now, own in zip(tensors, stored, strict=True)):
+            raise CannotTrace(
+                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others that "
+                "the forward has put there; call torch.nn.functional with them instead"
+            )
+
+    def _blank(self, argument: Any) -> Any:
+        """Zeros in place of the result of a call."""
+        if not isinstance(argument, Ref):
+            return argument
+        call = self.calls[argument.index]
+        return torch.zeros(call.shape, dtype=call.dtype)
+
+    def _for_two_samples(self, node: FxNode, numbers: Sequence[Any]) -> tuple[Any, ...]:
+        """Numbers that may depend on the number of samples, as they are for two."""
+        found = tuple(number.node.hint if isinstance(number, NUMBERS) else number for number in numbers)
+        if None not in found:
+            return found
+        raise CannotTrace(
+            f"expected results of one shape for all inputs, got {_place(node) or 'the model'!r} ({node.target}), whose "
+            "shape depends on values; use torch.where instead of masked_select, unique and the like"
+        )
+
+    def _value(self, argument: Any) -> Any:
+        return self.values[argument] if isinstance(argument, FxNode) else argument
+
+    def _real_value(self, argument: Any) -> Any:
+        return self.real[argument] if isinstance(argument, FxNode) and argument in self.real else self._value(argument)
+
+    def _add(self, node: FxNode, place: str, op: str, module: nn.Module | None, arguments: Any, keywords: Any) -> None:
+        value = node.meta.get("val")
+        shape, dtype = (), torch.get_default_dtype()
+        if isinstance(value, Tensor):
+            shape, dtype = self._for_two_samples(node, value.shape), value.dtype
+        elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
+            dtype = value[0].dtype
+        inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
+        index = len(self.calls)
+        is_kept = not isinstance(value, Tensor) or keeps_batch(value, self.length)
+        self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype, is_kept))
+        self.values[node] = Ref(index)
+
+    def _finish(self, result: FxNode) -> Graph:
+        value = self.values[result]
+        if not isinstance(value, Ref):  # the output does not depend on the input
+            shape, dtype = tuple(value.shape), value.dtype
+            self.calls.append(Call(len(self.calls), "", "constant", None, (value,), {}, (), shape, dtype))
+            value = Ref(len(self.calls) - 1)
+        return Graph(tuple(self.calls), value.index, self.shape)
+
+
+def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
+    """The nodes that the output rests on, and the inputs, in order."""
+    live: set[FxNode] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("placeholder", "output") or node in live:
+            live.add(node)
+            live.update(node.all_input_nodes)
+    return (node for node in graph.nodes if node in live)
+
+
+def _refers(arguments: Any) -> bool:
+    return tree_any(lambda leaf: isinstance(leaf, Ref), arguments)
+
+
+def _indices(arguments: Any) -> list[int]:
+    found: list[int] = []
+    tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
+    return found
+
+
+def _no_garbage(target: Any, value: Any) -> Any:
+    """Uninitialised memory has no values to prove anything about."""
+    return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
+
+
+def _place(node: FxNode) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    return paths[-1].split("@")[0] if paths else ""  # torch marks the second call of a module by @1
+
+
+def in_real_arithmetic(target: Any, value: Any, arguments: Any, keywords: Any) -> Tensor | None:
+    """What an operation that gives `value` in float32 gives in float64; None if that is not known.
+
+    Args:
+        target: the operation.
+        value: what it has given in the types of the program.
+        arguments: constants, in float64 where these are known.
+        keywords: likewise.
+
+    Examples:
+        >>> angle = torch.tensor(1.0)
+        >>> in_real_arithmetic(torch.ops.aten.cos.default, angle.cos(), (angle,), {}).dtype
+        torch.float64
+    """
+    parts = str(target).split(".")
+    if not isinstance(value, Tensor) or value.dtype != torch.float32 or parts[0] != "aten" or parts[1] not in _SMOOTH:
+        return None
+    wide = target(*tree_map(_wide, arguments), **tree_map(_wide, keywords))
+    return wide if wide.dtype == torch.float64 else None
+
+
+def _wide(argument: Any) -> Any:
+    return argument.double() if isinstance(argument, Tensor) and argument.dtype == torch.float32 else argument
