@@ -202,7 +202,7 @@ def check_weights(program: Program, path: Path) -> None:
                     "weight file does not hold; register it as a buffer"
                 )
             if name not in stored:
-                raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
+                raise ProofError(f"{path}: the tensor {name!r} is missing; this is the file of another network")
             if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
                 raise ProofError(
                     f"{path}: expected the weights of the proof, got others in {name!r}; "

@@ -1,4 +1,4 @@
-"""`onelip reproduce [list|NAME]`: the tables and figures of the paper, theirs beside ours."""
+"""`onelip reproduce [list|NAME]`: the tables and figures of the paper, beside runs on this machine."""
 
 import json
 import os
