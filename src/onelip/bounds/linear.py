@@ -91,8 +91,8 @@ def _weight(module: nn.Module) -> Tensor:
         )
     if isinstance(module, nn.modules.conv._ConvNd) and tuple(weight.shape[2:]) != tuple(module.kernel_size):
         raise UnsupportedLayer(
-            f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch goes "
-            "by the weight, and what is said of padding by the setting; set kernel_size to what the weight has"
+            f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch uses "
+            "the size of the weight, but the bound would use kernel_size; set kernel_size to the size of the weight"
         )
     return weight
 

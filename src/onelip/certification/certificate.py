@@ -236,7 +236,7 @@ def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
 
 def _results(certification: Certification) -> list[dict[str, Any]]:
     if not bool(certification.logits.isfinite().all()):
-        raise ProofError("expected finite logits, got others; a program that overflows has no certificate")
+        raise ProofError("expected finite logits, got NaN or infinity; a program that overflows has no certificate")
     labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
     outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
     if outside:

@@ -260,7 +260,7 @@ def _described(layer: nn.Conv2d, size: tuple[int, ...]) -> str:
 
 
 def orthogonality(crop: Tensor) -> dict[str, float]:
-    """Numbers that say how near a symmetric crop of J^T J is to the identity.
+    """Numbers that measure how near a symmetric crop of J^T J is to the identity.
 
     Examples:
         >>> orthogonality(torch.eye(3))["largest off-diagonal entry"]

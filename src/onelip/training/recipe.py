@@ -40,7 +40,7 @@ LATER_FIELDS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a run computes."""
+    """All options that determine the result of a run."""
 
     data: str = "cifar10"
     """Name of a data set (see onelip data), or a path: .npz, folder with one subfolder per class, official files."""
@@ -67,8 +67,9 @@ class Recipe:
     batch_size: int = 250
     """Images per step, over all processes."""
     accumulate: int = 1
-    """Number of parts of a batch whose gradients are computed one after the other: less memory, and the same gradient up
-    to rounding, except that batch centring takes the mean of each part, and power iterations advance with each part."""
+    """Number of parts of a batch whose gradients are computed one after the other: less memory, and the same gradient
+    up to rounding, except that batch centring takes the mean of each part, and power iterations advance with each
+    part."""
     seed: int = 0
     """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
@@ -84,8 +85,8 @@ class Recipe:
     temperature: float = 0.25
     """Temperature t of the cross-entropy."""
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
-    """sgd as in the paper, adamw, or muon: steps and weights are kept orthogonal (onelip.optim.LipschitzMuon), which trains
-    AOL layers many times faster; its learning rate is about the angle of a step, 0.02 to 0.1."""
+    """sgd as in the paper, adamw, or muon: steps and weights are kept orthogonal (onelip.optim.LipschitzMuon), which
+    trains AOL layers many times faster; its learning rate is about the angle of a step, 0.02 to 0.1."""
     optimizer_options: tuple[str, ...] = ()
     """Options of the optimizer, as key=value: retraction=r1 tangent=false for muon."""
     lr: float = 1e-3
@@ -99,9 +100,9 @@ class Recipe:
     gradient_clip: float = 0.0
     """Clip the norm of the gradient of all parameters to this value before each step; 0 to switch off."""
     rescale_every: int = 1
-    """Number of steps after which the scale of an AOL layer, and the gradient through it, is computed again; the gradients
-    of the steps between are summed (onelip.optim.LazyRescaling). 16 makes steps with small batches or wide layers much
-    faster. Evaluation always computes it."""
+    """Number of steps after which the scale of an AOL layer, and the gradient through it, is computed again; the
+    gradients of the steps between are summed (onelip.optim.LazyRescaling). 16 makes steps with small batches or wide
+    layers much faster. Evaluation always computes it."""
     ema: float = 0.0
     """Evaluate and save an exponential moving average of the weights, with this decay, such as 0.999; 0 for none."""
     schedule: Literal["steps", "one-cycle"] = "steps"
