@@ -131,8 +131,8 @@ class Reference:
                 "expected the model to compute what its traced program does, got outputs at a distance of "
                 f"{float(distance[worst]):.3g}, more than rounding explains ({float(allowed[worst]):.3g}), {what}: "
                 "it depends on something that the trace does not contain, such as the length of the batch, the "
-                "gradient mode, whether it is exported, the memory layout or type of its input, or state outside of the "
-                "model"
+                "gradient mode, whether it is exported, the memory layout or type of its input, or state outside of "
+                "the model"
             )
 
 
