@@ -4,8 +4,8 @@
     onelip.optim.retract_after(any_optimizer, model)            # or with any other optimizer
 
 AOL divides each column of a parameter P by the square root of a sum: the absolute inner products of this column with
-all columns. A step that makes the columns slightly less orthogonal adds to every term, so a wide layer loses much of its
-norm; a P with orthonormal columns loses none. The guarantee of a layer does not depend on these functions: AOL is
+all columns. A step that makes the columns slightly less orthogonal adds to every term, so a wide layer loses much of
+its norm; a P with orthonormal columns loses none. The guarantee of a layer does not depend on these functions: AOL is
 applied to every P.
 """
 
