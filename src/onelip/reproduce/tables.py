@@ -25,7 +25,7 @@ AS_PUBLISHED, SCALED, UNFINISHED, FAILED, ELSEWHERE = "as published", "scaled", 
 
 
 def results_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of a table: the paper's figures, and ours where the run is finished.
+    """The rows of a table: the paper's numbers, and ours where the run is finished.
 
     Args:
         experiment: a table of results.
