@@ -48,7 +48,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:
-    """A forward for the copy that runs, which calls the operation that stands for its leaf."""
+    """A forward for the copy that runs; it calls the operation that represents its leaf."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
@@ -101,7 +101,7 @@ class Refused(Exception):
 
 @functools.cache
 def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
-    """The operation that stands for a leaf."""
+    """The operation that represents a leaf."""
 
     def compute(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
         module = _LEAVES.get()[number]
@@ -123,7 +123,7 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
             if not torch.equal(before, sample):
                 kind = type(_LEAVES.get()[number]).__name__
                 raise Refused(
-                    f"expected {kind} to leave its input alone, got one that writes into it; clone the input first"
+                    f"expected {kind} not to change its input, got one that writes into it; clone the input first"
                 )
         if y.shape[:1] != (n,) and n != x.shape[0]:
             kind = type(_LEAVES.get()[number]).__name__
