@@ -95,7 +95,7 @@ def leaves_are(leaves: list[nn.Module]) -> Iterator[None]:
         _LEAVES.reset(token)
 
 
-class Refused(Exception):
+class LeafRefused(Exception):
     """A refusal from inside the trace, whose words are for the user as they are."""
 
 
@@ -107,7 +107,7 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
         module = _LEAVES.get()[number]
         y = module.forward(x)
         if not isinstance(y, Tensor):
-            raise Refused(
+            raise LeafRefused(
                 f"expected {type(module).__name__} to give one tensor, got {type(y).__name__}; return a tensor"
             )
         return y.clone()  # of its own memory, as torch wants it of an operation
@@ -122,12 +122,12 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
             y = compute(sample, [], number)
             if not torch.equal(before, sample):
                 kind = type(_LEAVES.get()[number]).__name__
-                raise Refused(
+                raise LeafRefused(
                     f"expected {kind} not to change its input, got one that writes into it; clone the input first"
                 )
         if y.shape[:1] != (n,) and n != x.shape[0]:
             kind = type(_LEAVES.get()[number]).__name__
-            raise Refused(f"expected {kind} to keep the batch as the first axis, got {tuple(y.shape)} of {n} samples")
+            raise LeafRefused(f"expected {kind} to keep the batch as first axis, got {tuple(y.shape)} of {n} samples")
         first = (x.shape[0],) if y.shape[:1] == (n,) else y.shape[:1]
         return x.new_empty((*first, *y.shape[1:]), dtype=y.dtype)
 

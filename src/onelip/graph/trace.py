@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_flatten
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
-from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are
+from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_leaf, leaves_are
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
 from onelip.graph._reader import Reader
@@ -252,7 +252,7 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
                 # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
                 # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
                 program = program.run_decompositions({})
-    except Refused as refused:
+    except LeafRefused as refused:
         raise CannotTrace(str(refused)) from refused
     except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
         if "Constraints violated" in str(error):
