@@ -1,4 +1,4 @@
-"""A training step with AOL relative to the plain network: exact scale, lazy scale, or P itself with a retraction.
+"""A training step with AOL relative to the plain network: exact scale, or P itself with a retraction every k steps.
 
 python benchmarks/step_cost.py [--networks aol-fc:250 aol-small:250 ...] [--rounds 5]      # results/step_cost.json
 
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from _harness import publish
@@ -28,10 +27,8 @@ from onelip.training.learner import training_weights
 
 STEPS = 16  # of each candidate in a round, or 4 where all steps are alike
 NETWORKS = ("aol-small:250", "aol-small:32", "aol-fc:250", "aol-large:250", "aol-fast-medium:250")
-LAZY = "AOL, SGD, scale every 16th"
 CANDIDATES: dict[str, dict[str, object] | None] = {
     "AOL, SGD": None,
-    LAZY: None,
     "tangent SGD, R2 every step": {"orthogonalize": 0, "every": 1},
     "tangent SGD, R2 every 8th": {"orthogonalize": 0, "every": 8},
     "LipschitzMuon, R2 every step": {"every": 1},
@@ -51,10 +48,9 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
         optimizer = onelip.optim.LipschitzMuon(model, lr=1e-3, momentum=0.9, **options)  # pyright: ignore
     images = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,))
-    lazy = onelip.optim.LazyRescaling(model, every=16) if candidate == LAZY else nullcontext()
 
     def step() -> None:
-        with training_weights(model, optimizer), lazy:
+        with training_weights(model, optimizer):
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -341,7 +341,7 @@ def test_unscaled_ends_with_an_error_inside():
     model = network()
     with pytest.raises(KeyError), unscaled(model):
         raise KeyError
-    assert not any(getattr(m, "in_training", None) for m in model.modules())
+    assert not any(getattr(m, "is_unscaled", False) for m in model.modules())
 
 
 def test_unscaled_skips_layers_that_r2_does_not_make_orthogonal():
@@ -349,3 +349,13 @@ def test_unscaled_skips_layers_that_r2_does_not_make_orthogonal():
     weight = wide.weight.detach().clone()
     with unscaled(wide):
         assert torch.equal(wide.weight, weight)
+
+
+def test_cached_weights_are_exact_within_unscaled():
+    """A weight that torch caches in training mode may be used in evaluation mode."""
+    model = onelip.aol(nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        model.parametrizations.weight.original.copy_(5 * torch.eye(4))
+    with unscaled(model), nn.utils.parametrize.cached():
+        model.train()(torch.ones(1, 4))
+        assert torch.equal(model.eval()(torch.eye(4)), torch.eye(4))

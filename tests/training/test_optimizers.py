@@ -63,7 +63,7 @@ def test_steps_without_r2_use_the_weights_of_aol(options, is_unscaled):
     model = onelip.create_model("aol-fast-small", image_size=8, in_channels=1, widths=(8, 8, 8), depths=(1, 1, 1))
     seen = []
     aol = model.fc1.parametrizations.weight[0]
-    model.fc1.register_forward_hook(lambda *_: seen.append(aol.in_training is not None))
+    model.fc1.register_forward_hook(lambda *_: seen.append(aol.is_unscaled))
     learner = Learner(FAST.replace(optimizer_options=options), model)
     learner.step(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, progress=0.0, lr=0.01)
     assert seen == [is_unscaled]
@@ -94,37 +94,6 @@ def test_killed_and_resumed(optimizer, model, tmp_path):
     assert read_position(tmp_path / "part" / "checkpoint.safetensors").batch in (1, 2, 3, 4)
     train(recipe, tmp_path / "part", resume=True)
     assert same_bytes(tmp_path / "whole", tmp_path / "part")
-
-
-def test_lazy_rescaling_resumes_and_evaluates_exactly(tmp_path):
-    """Stopped between two exact scales; the weights that are saved are those of AOL."""
-    recipe = SMALL.replace(rescale_every=5, epochs=3, threads=1, lr=0.01)
-    train(recipe, tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        train(recipe, tmp_path / "part", display=Interrupter(8), save_steps=3)
-    load_run(tmp_path / "part")  # an unfinished run
-    train(recipe, tmp_path / "part", resume=True)
-    assert same_bytes(tmp_path / "whole", tmp_path / "part")
-    run = load_run(tmp_path / "whole")
-    weights = onelip.bake(run.model).state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in run.plain.state_dict().items())
-    train(recipe.replace(rescale_every=1), tmp_path / "exact")
-    assert not same_bytes(tmp_path / "whole", tmp_path / "exact")
-
-
-def test_lazy_rescaling_in_two_processes(tmp_path):
-    flags = ["--data", "digits", "--batch-size", "241", "--epochs", "1", "--lr", "0.02", "--rescale-every", "3"]
-    finish_pair(tmp_path / "log", "train", *flags, "--out", tmp_path / "two")
-    train(preset("digits").replace(batch_size=241, epochs=1, lr=0.02, rescale_every=3), tmp_path / "one")
-    assert_close(tmp_path / "two", tmp_path / "one")
-
-
-def test_lazy_rescaling_needs_aol(tmp_path):
-    with pytest.raises(RecipeError, match="--rescale-every"):
-        train(SMALL.replace(rescale_every=4, method="bjorck"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(RecipeError, match="--compile"):
-        SMALL.replace(rescale_every=4, compile=True)
 
 
 def test_muon_learns_more_than_sgd(tmp_path):

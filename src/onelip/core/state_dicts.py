@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-# The layer defines these, and torch compares the shapes itself; in_training is set within steps of training only.
-_NOT_SETTINGS = ("training", "geometry", "weight_shape", "in_training")
+# The layer defines these, and torch compares the shapes itself; is_unscaled is set within steps of training only.
+_NOT_SETTINGS = ("training", "geometry", "weight_shape", "is_unscaled")
 
 
 class SavedSettings(nn.Module):

@@ -1,12 +1,13 @@
 """AOL, almost-orthogonal layers: the parametrization, the function that applies it, and drop-ins for torch.nn."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer
 from onelip.core.docstrings import like
@@ -97,8 +98,7 @@ class AOL(LipschitzParametrization):
             side = "outputs" if columns["outputs"] < columns["inputs"] else "inputs"
         self.side = side
         self.columns, self.rows = columns[side], columns["outputs" if side == "inputs" else "inputs"]
-        # What gives the weight of a training step instead: `onelip.optim.unscaled`, `onelip.optim.LazyRescaling`.
-        self.in_training: Callable[[Tensor], Tensor] | None = None
+        self.is_unscaled = False  # in training mode the weight is P itself: see `onelip.optim.unscaled`
         self.log_q: nn.Parameter | None = None
         if learn_weights:
             self.log_q = nn.Parameter(torch.zeros(geometry.groups, self.columns, device=device, dtype=dtype))
@@ -110,12 +110,9 @@ class AOL(LipschitzParametrization):
     def forward(self, P: Tensor) -> Tensor:
         if P.numel() == 0:
             return P
-        if self.training and self.in_training is not None:
-            return self.in_training(P)
-        return self.rescale(P)
-
-    def rescale(self, P: Tensor) -> Tensor:
-        """Return the weight, in training mode too."""
+        # Within `parametrize.cached()` the weight may be used again in evaluation mode: it is the exact one then.
+        if self.is_unscaled and self.training and not parametrize._cache_enabled:
+            return P if self.lipschitz == 1.0 else P * self.lipschitz
         with full_precision(P.device):
             # Half precision is widened: a Gram matrix in bfloat16 is too inaccurate for the bound.
             kernel = self.geometry.to_kernel(P.to(working_type(P.dtype)), self.side)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from onelip.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from onelip.optim.layers import retract_ as retract_
+    from onelip.optim.layers import retract_ as retract_, unscaled as unscaled
     from onelip.optim.muon import LipschitzMuon as LipschitzMuon
     from onelip.optim.operators import orthogonalize as orthogonalize, retract as retract, tangent as tangent
     from onelip.optim.retraction import retract_after as retract_after
-    from onelip.optim.training_weights import LazyRescaling as LazyRescaling, unscaled as unscaled
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,5 +1,7 @@
 """The parameters of a model that an optimiser keeps orthogonal, and the layers that they belong to."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 
 from onelip.core.geometry import LINEAR_LAYERS, Geometry
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.nn.aol import AOL, find_aol
 from onelip.optim.operators import Retraction, retract
 
 
@@ -104,3 +107,40 @@ def retract_(model: nn.Module, kind: Retraction = "r2") -> int:
     for parameter in found:
         parameter.set_kernel(retract(parameter.to_kernel(parameter.P), kind))
     return len(found)
+
+
+@contextmanager
+def unscaled(model: nn.Module) -> Iterator[None]:
+    r"""Run AOL layers with P itself as their weight in training mode, within the context.
+
+    After R2 at every step the norm of a matrix P is at most 1 and its columns are nearly orthonormal, so AOL would
+    change it by less than the next step does: leaving it out saves the rescaling and its derivative. This affects only
+    layers in training mode whose operator is a matrix with at most as many columns as rows (dense layers,
+    1x1 convolutions, kernels as large as their stride). Evaluation, `onelip.bake`, audits and certificates always apply
+    AOL, within the context too.
+
+    Args:
+        model: a model whose optimiser retracts by R2 at every step.
+
+    Examples:
+        >>> import onelip
+        >>> model = onelip.nn.AOLLinear(4, 4)
+        >>> optimizer = onelip.optim.LipschitzMuon(model, lr=0.05)
+        >>> with unscaled(model):
+        ...     loss = model(torch.ones(1, 4)).sum()
+        >>> loss.backward()
+        >>> optimizer.step()
+    """
+    chosen: list[AOL] = []
+    matrices = {id(p.P) for p in orthogonal_parameters(model) if p.is_tall and p.has_one_tap}
+    for module in model.modules():
+        found = find_aol(module) if isinstance(module, LINEAR_LAYERS) else None
+        if found is not None and found.log_q is None and not found.is_unscaled and id(original_of(module)) in matrices:
+            chosen.append(found)
+    for parametrization in chosen:
+        parametrization.is_unscaled = True
+    try:
+        yield
+    finally:
+        for parametrization in chosen:
+            parametrization.is_unscaled = False

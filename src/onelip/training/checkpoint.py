@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from onelip.core.errors import CheckpointError, Diverged, RunError
 from onelip.core.files import write_whole
 from onelip.core.state_dicts import settings_difference
-from onelip.optim import LazyRescaling
 
 FORMAT = "onelip checkpoint 2"
-_MODEL, _AVERAGE, _RESCALING, _OPTIMIZER, _RANDOM = "model.", "average.", "rescaling.", "optimizer.", "random."
+_MODEL, _AVERAGE, _OPTIMIZER, _RANDOM = "model.", "average.", "optimizer.", "random."
 
 _KINDS = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint8: "U8", torch.bool: "BOOL"}
 
@@ -55,7 +54,6 @@ def save_checkpoint(
     position: Position,
     fingerprint: str,
     average: nn.Module | None = None,
-    rescaling: LazyRescaling | None = None,
 ) -> None:
     """Write a checkpoint atomically, or raise an error and keep the existing file (see `write_tensors`).
 
@@ -67,9 +65,8 @@ def save_checkpoint(
         position: position of the run.
         fingerprint: fingerprint of the data.
         average: average of the weights, if there is one.
-        rescaling: the scales of AOL layers that are not computed in every step, if there are such.
     """
-    tensors = _prefixed(model, average, rescaling)
+    tensors = _prefixed(model, average)
     tensors |= {f"{_RANDOM}{name}": tensor for name, tensor in random_states.items()}
     numbers: dict[str, Any] = {}
     names = _names_by_index(model, optimizer)
@@ -90,7 +87,6 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer | None = None,
     fingerprint: str | None = None,
     average: nn.Module | None = None,
-    rescaling: LazyRescaling | None = None,
 ) -> tuple[Position, dict[str, Tensor]]:
     """Load a checkpoint into a model and an optimizer.
 
@@ -103,7 +99,6 @@ def load_checkpoint(
         optimizer: the optimizer; None to load only the model.
         fingerprint: fingerprint of the data of the resumed run; None to accept any.
         average: average of the weights, if the run has one.
-        rescaling: scales of AOL layers, as in `save_checkpoint`; None to ignore those of the file.
 
     Returns:
         The position, and the states of the random generators.
@@ -115,9 +110,8 @@ def load_checkpoint(
     position, numbers = _read_facts(path, header.facts)
     if fingerprint is not None:
         check_same_data(path, header.facts.get("data", ""), fingerprint)
-    like = _prefixed(model, average, rescaling)
-    also = (_OPTIMIZER, _RANDOM) if rescaling is not None else (_OPTIMIZER, _RANDOM, _RESCALING)
-    tensors = read_tensors(path, header, like, also=also)
+    like = _prefixed(model, average)
+    tensors = read_tensors(path, header, like, also=(_OPTIMIZER, _RANDOM))
     kept = numbers | {name: tensor for name, tensor in tensors.items() if name.startswith(_OPTIMIZER)}
     of_optimizer = _optimizer_state(path, model, optimizer, kept) if optimizer is not None else None
     with torch.no_grad():
@@ -130,11 +124,10 @@ def load_checkpoint(
     return position, {name.removeprefix(_RANDOM): t for name, t in tensors.items() if name.startswith(_RANDOM)}
 
 
-def _prefixed(model: nn.Module, average: nn.Module | None, rescaling: LazyRescaling | None) -> dict[str, Tensor]:
-    """The tensors of the model, of the average of its weights and of the scales, by their names in the file."""
-    parts = {_MODEL: model, _AVERAGE: average, _RESCALING: rescaling}
-    given = {prefix: part.state_dict() for prefix, part in parts.items() if part is not None}
-    return {f"{prefix}{name}": tensor for prefix, state in given.items() for name, tensor in state.items()}
+def _prefixed(model: nn.Module, average: nn.Module | None) -> dict[str, Tensor]:
+    """The tensors of the model and of the average of its weights, by their names in the file."""
+    parts = {_MODEL: model} | ({} if average is None else {_AVERAGE: average})
+    return {f"{prefix}{name}": t for prefix, part in parts.items() for name, t in part.state_dict().items()}
 
 
 def read_position(path: Path) -> Position:

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from onelip.core.errors import RecipeError
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.data import Augmentation, Batches, DataError, ImageData
-from onelip.optim import LazyRescaling, LipschitzMuon, unscaled
+from onelip.optim import LipschitzMuon, unscaled
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
 from onelip.training.recipe import Recipe, parse_options
@@ -103,20 +103,6 @@ def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Abst
     return unscaled(model) if is_retracted else nullcontext()
 
 
-def make_rescaling(model: nn.Module, recipe: Recipe) -> LazyRescaling | None:
-    """The lazy rescaling of a recipe; None where each step computes the scales of AOL.
-
-    Raises:
-        RecipeError: if the model has no AOL layers.
-    """
-    if recipe.rescale_every == 1:
-        return None
-    try:
-        return LazyRescaling(model, recipe.rescale_every)
-    except ValueError as error:
-        raise RecipeError(f"rescale_every: {error}; or omit --rescale-every") from error
-
-
 def linear_weights(model: nn.Module) -> list[Tensor]:
     """The parameter behind the weight of each linear layer: P if a method is applied, else the weight itself.
 
@@ -176,7 +162,6 @@ class Learner:
         self.optimizer = make_optimizer(model, recipe)
         self.objective = Objective(recipe, model)
         self.average = WeightAverage(model, recipe.ema) if recipe.ema else None
-        self.rescaling = make_rescaling(model, recipe)
         self.network: nn.Module = model  # what is run: the model, or a wrapper of it
 
     @property
@@ -221,15 +206,12 @@ class Learner:
         self.objective.after_step()
         if self.average is not None:
             self.average.update(self.model)
-        if self.rescaling is not None and self.process.count > 1:
-            # Equal in all processes: a checkpoint has one of them. The gradient is an average over processes anyway.
-            self.process.sum_over_ranks(self.rescaling.owed).div_(self.process.count)
         return total
 
     def _backward(self, images: Tensor, labels: Tensor, batch_size: int, progress: float) -> Tensor:
         """Add the gradient of a part of the batch; returns its part of the loss."""
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
-        with training_weights(self.model, self.optimizer), self.rescaling or nullcontext():
+        with training_weights(self.model, self.optimizer):
             loss = self.objective(
                 self.network,
                 images.contiguous(memory_format=self.layout),

@@ -34,7 +34,6 @@ LATER_FIELDS = (
     "start_from",
     "accumulate",
     "ema",
-    "rescale_every",
 )
 
 
@@ -99,10 +98,6 @@ class Recipe:
     """Weight decay, for the weights of linear layers only; weight_decay * P is added to the gradient."""
     gradient_clip: float = 0.0
     """Clip the norm of the gradient of all parameters to this value before each step; 0 to switch off."""
-    rescale_every: int = 1
-    """Compute the scale of each AOL layer, and the gradient through it, in every this many steps only; the gradients of
-    the steps between are summed (onelip.optim.LazyRescaling). 16 makes steps with small batches or wide layers much
-    faster. Evaluation always computes it."""
     ema: float = 0.0
     """Evaluate and save an exponential moving average of the weights, with this decay, such as 0.999; 0 for none."""
     schedule: Literal["steps", "one-cycle"] = "steps"
@@ -154,7 +149,6 @@ class Recipe:
             ("evaluate_every", 1, 10**9),
             ("batch_size", 1, 10**9),
             ("accumulate", 1, 10**9),
-            ("rescale_every", 1, 10**6),
             ("seed", 0, 2**63 - 1),
             ("threads", 0, 4096),
             ("momentum", 0, 1),
@@ -179,8 +173,6 @@ class Recipe:
             raise RecipeError(f"expected a finite offset, got {self.offset!r}")
         if not 0 <= self.ema < 1:
             raise RecipeError(f"expected ema from 0 to below 1, got {self.ema!r}; 0.999 averages about 1000 steps")
-        if self.compile and self.rescale_every > 1:
-            raise RecipeError("rescale_every above 1 does not work with torch.compile; omit --compile or it")
         if self.accumulate > self.batch_size:
             raise RecipeError(f"expected accumulate of at most batch_size, {self.batch_size}, got {self.accumulate}")
         if not 0 <= self.validation < 1:

@@ -313,13 +313,7 @@ class Trainer:
         """Continue from the checkpoint."""
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         self.position, states = self.process.run_on_all(
-            load_checkpoint,
-            path,
-            self.model,
-            optimizer,
-            self.data.fingerprint,
-            self.learner.average,
-            self.learner.rescaling,
+            load_checkpoint, path, self.model, optimizer, self.data.fingerprint, self.learner.average
         )
         self.generator.set_state(states["data"])
         torch.set_rng_state(states["torch"])
@@ -342,8 +336,8 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.process.device)
         path, optimizer = self.run.checkpoint, self.learner.optimizer
         try:
-            extras = self.learner.average, self.learner.rescaling
-            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, *extras)
+            average = self.learner.average
+            save_checkpoint(path, self.model, optimizer, states, self.position, self.data.fingerprint, average)
         except Diverged as error:
             raise self.diverged(str(error)) from error
 
