@@ -383,7 +383,7 @@ def _constant(source: Source, certificate: dict[str, Any] | None) -> str:
     if found.total is not None and found.mode != BY_CONSTRUCTION:
         return (
             f"The L2 Lipschitz constant from the image in [0, 1] to the logits is at most **{found.total!r}**, "
-            "by bounds of the stored weights, in real arithmetic. `onelip certify` proves it in exact arithmetic.\n"
+            "by bounds of the stored weights, in real arithmetic. `onelip certify` includes rounding errors.\n"
         )
     if found.total is not None:
         return (
