@@ -255,11 +255,16 @@ def radius(logits: list[Fraction], squares: list[list[Fraction]], error: Fractio
     return guess
 
 
+_MOST = 2**16  # values of a node
+
+
 def settle(content: dict[str, Any], tensors: Tensors, images: np.ndarray, rerun: bool, kept: Any = ()) -> None:
     """Makes all that follows from the constants of the nodes follow again; with `rerun` from the images, too.
 
     Numbers named in `kept`, as (node, key), stay as they are, and the rest follows from them.
     """
+    if any(math.prod(node["shape"]) > _MOST for node in content["nodes"]):
+        raise ValueError(f"more than {_MOST} values in a node take minutes in fractions")
     names, states = ("lipschitz", "norm", "error"), []
     for i, node in enumerate(content["nodes"]):
         own = {

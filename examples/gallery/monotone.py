@@ -2,8 +2,8 @@
 
     python examples/gallery/monotone.py --out monotone.png
 
-No partial derivative of a network with sum-normalised layers is above L, so f(dose, age) + L * dose increases with the
-dose: by construction, at every point, also where there are no samples.
+No partial derivative of a network with sum-normalised layers is above L in absolute value, so f(dose, age) + L * dose
+never decreases with the dose: by construction, at every point, also where there are no samples.
 """
 
 import argparse

@@ -102,14 +102,14 @@ def test_several_runs_are_overlaid(run, tmp_path):
 def test_files_are_never_overwritten_unasked(run, report, tmp_path, capsys, quick):
     out = tmp_path / "thesis.html"
     out.write_text("years of work")
-    with pytest.raises(PathTaken, match="exists; choose another --out, or replace it with --overwrite"):
+    with pytest.raises(PathTaken, match="exists; choose another --out, or replace it with --force"):
         write_report([run], out)
     assert call(capsys, "report", run, "--out", out)[0] == 2
-    code, _, error = call(capsys, "report", run, "--out", out, "--overwrite")
+    code, _, error = call(capsys, "report", run, "--out", out, "--force")
     assert (code, "is not a report, so it is not replaced" in error) == (2, True)
     assert out.read_text() == "years of work"
     shutil.copy(report[0], out)
-    code, text, progress = call(capsys, "report", run, "--out", out, "--overwrite", "--attack-images", "0", "--json")
+    code, text, progress = call(capsys, "report", run, "--out", out, "--force", "--attack-images", "0", "--json")
     assert code == 0
     assert json.loads(text) == {"report": str(out), "bytes": out.stat().st_size, "missing": [], "broken": []}
     assert "[1/1] small: certifying" in progress

@@ -103,7 +103,7 @@ def half_of_offsets(taps: tuple[int, ...]) -> Iterator[Offset]:
 
 
 def gram(K: Tensor, keep: bool = False) -> Gram:
-    """The Gram operator of K (g, *taps, rows, columns); `keep` says whether A itself is wanted or only its sums.
+    """The Gram operator of K (g, *taps, rows, columns); `keep`: return A itself, not only its sums.
 
     Examples:
         >>> import torch

@@ -40,7 +40,7 @@ _STEP = 2.0**-10  # distance of the points of a pair, relative to their length: 
 
 @dataclass(frozen=True)
 class Claim:
-    """One step of a program and what is proved of it.
+    """One step of a program with the bounds that are claimed for it.
 
     Attributes:
         title: for messages.
@@ -64,7 +64,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """A program and what is proved of it.
+    """A program with the bounds that are claimed for it.
 
     Attributes:
         steps: in order; the first is the input, the last the output.
@@ -88,7 +88,7 @@ class Measured:
 def falsify(
     claims: Claims, points: Tensor, *, steps: int = 3, thorough: Collection[int] = (), seed: int = 0
 ) -> Measured:
-    """Measure ratios of a program and of its steps, and compare them with what is claimed.
+    """Measure ratios of a program and of its steps, and compare them with the claimed bounds.
 
     The cost is that of running the program on about 50 samples, for two points and three steps. With more steps, the
     two points with the steepest slopes after three steps are followed further.
@@ -299,7 +299,7 @@ def _stride(x: Tensor) -> Tensor:
 
 
 def sample_norms(x: Any) -> Any:
-    """The norm of each sample; None for what is no tensor.
+    """The norm of each sample; None for values that are not tensors.
 
     Examples:
         >>> sample_norms(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))  # the squares underflow
@@ -316,7 +316,7 @@ def sample_norms(x: Any) -> Any:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Every sample divided by its norm; zero, and what is not finite, becomes zero."""
+    """Every sample divided by its norm; samples that are zero or not finite become zero."""
     norms = sample_norms(x).reshape(-1, *(1,) * (x.dim() - 1))
     return torch.where((norms > 0) & torch.isfinite(norms), x / norms, 0.0)
 

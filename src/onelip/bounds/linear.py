@@ -56,7 +56,7 @@ def bound_layer(
 
 
 def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *, effort: Effort) -> WeightBound:
-    """`bound_layer` for those who test the whole of which the layer is a part."""
+    """`bound_layer` without the comparison with measurements, for callers that test the whole network."""
     factor = padding_factor(module, input_size)
     bound = bound_weight(_weight(module), geometry_without_copies(module, input_size), effort=effort)
     if factor == 1:
@@ -66,7 +66,7 @@ def untested_bound(module: nn.Module, input_size: int | Sequence[int] | None, *,
 
 
 def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None = None) -> ExactBound:
-    """The same in rational arithmetic; needs python-flint.
+    """`bound_layer` in rational arithmetic; needs python-flint.
 
     Examples:
         >>> layer = nn.Linear(2, 1, bias=False)
@@ -91,8 +91,8 @@ def _weight(module: nn.Module) -> Tensor:
         )
     if isinstance(module, nn.modules.conv._ConvNd) and tuple(weight.shape[2:]) != tuple(module.kernel_size):
         raise UnsupportedLayer(
-            f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch goes "
-            "by the weight, and what is said of padding by the setting; set kernel_size to what the weight has"
+            f"expected a weight of kernel_size {tuple(module.kernel_size)}, got {tuple(weight.shape[2:])}: torch uses "
+            "the size of the weight, but the bound would use kernel_size; set kernel_size to the size of the weight"
         )
     return weight
 

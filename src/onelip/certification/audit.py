@@ -221,7 +221,7 @@ def _ambient_autocast(example: Tensor) -> str | None:
 
 @contextmanager
 def _traced_errors() -> Iterator[None]:
-    """State that changes is one of the reasons why a model cannot be traced."""
+    """Raise `ChangingModel` as `CannotTrace`: a changing state is one of the reasons for it."""
     try:
         yield
     except ChangingModel as error:

@@ -202,7 +202,7 @@ def check_weights(program: Program, path: Path) -> None:
                     "weight file does not hold; register it as a buffer"
                 )
             if name not in stored:
-                raise ProofError(f"{path}: expected a tensor {name!r}, got none; it is of another network")
+                raise ProofError(f"{path}: the tensor {name!r} is missing; this is the file of another network")
             if not torch.equal(stored[name].double().flatten(), tensor.flatten()):
                 raise ProofError(
                     f"{path}: expected the weights of the proof, got others in {name!r}; "
@@ -236,7 +236,7 @@ def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
 
 def _results(certification: Certification) -> list[dict[str, Any]]:
     if not bool(certification.logits.isfinite().all()):
-        raise ProofError("expected finite logits, got others; a program that overflows has no certificate")
+        raise ProofError("expected finite logits, got NaN or infinity; a program that overflows has no certificate")
     labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
     outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
     if outside:

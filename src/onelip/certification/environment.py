@@ -47,8 +47,8 @@ def check_sound(model: nn.Module) -> None:
             )
         if tensor.device.type != "cpu":
             raise ProofError(
-                f"expected a program on the CPU for the sound mode, got {tensor.device} in {name!r}: what a GPU "
-                f"library computes is not known well enough; call model.cpu(), {instead}"
+                f"expected a program on the CPU for the sound mode, got {tensor.device} in {name!r}: the "
+                f"rounding errors of GPU libraries are not known; call model.cpu(), {instead}"
             )
     training = next((name for name, module in model.named_modules() if module.training), None)
     if training is not None:

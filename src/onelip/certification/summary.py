@@ -19,7 +19,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One row: the module's name in the model, what it is, and what is known of it."""
+    """One row of a summary: a module, its name in the model, and its constant."""
 
     name: str
     layer: str
@@ -30,7 +30,7 @@ class LayerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows, and what they come to. `print` it."""
+    """The constant of a model and of each of its layers. `print` it."""
 
     layers: tuple[LayerSummary, ...]
     chain: Bound  # of the modules, one after the other

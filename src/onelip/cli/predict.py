@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Predict:
     """Predict the class of new images, with a certified radius for each.
 
-    Every image within the radius (L2 distance, pixels in [0, 1]) has the same class. The pixel budget N says the same
+    Every image within the radius (L2 distance, pixels in [0, 1]) has the same class. The pixel budget N means the same
     for uint8 images: the class is the same if the sum of squared pixel differences is at most N. The images need no
     labels.
 

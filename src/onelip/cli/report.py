@@ -33,7 +33,7 @@ class Report:
     out, and the page states it."""
     attack_images: int = 64
     """Number of images of each run to attack; 0 for no attack."""
-    overwrite: Flag = False
+    force: Flag = False
     """Replace an existing report."""
     json: Json = False
 
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         data_root=command.data_root,
         seconds=command.seconds,
         attack_images=command.attack_images,
-        overwrite=command.overwrite,
+        force=command.force,
         say=say,
     )
     if command.json:

@@ -1,4 +1,4 @@
-"""`onelip reproduce [list|NAME]`: the tables and figures of the paper, theirs beside ours."""
+"""`onelip reproduce [list|NAME]`: the tables and figures of the paper, beside runs on this machine."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from onelip.reproduce.experiments import find_experiment, list_experiments
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Reproduce a table or figure of the paper, with the paper's figures beside those of runs on this machine.
+    """Reproduce a table or figure of the paper, with the paper's numbers beside those of runs on this machine.
 
     Without a name, or with list, it lists all of them. The runs and their estimated time are shown before the first one
     starts. The same command resumes a stopped session and uses finished runs. The table is printed and written as

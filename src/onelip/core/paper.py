@@ -1,4 +1,4 @@
-"""The figures of the AOL paper as data: paper.json, with the table and row of each."""
+"""The numbers of the AOL paper as data: paper.json, with the table and row of each."""
 
 import json
 from functools import cache

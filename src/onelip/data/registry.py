@@ -246,7 +246,7 @@ def data_places(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
 
 
 def list_data() -> list[str]:
-    """Return the names of the data sets that `load_data` knows.
+    """Return the names of the data sets that `load_data` can load.
 
     Examples:
         >>> list_data()

@@ -110,7 +110,7 @@ class Joint:
         self._links: dict[int, tuple[Tensor, str | None] | None] = {}
 
     def enter(self, call: Call, verdict: StepBound) -> Weight | None:
-        """Add a call, with what its rule says; a bound if parts come together here.
+        """Add a call and the result of its rule; return a bound if it joins parts of one tensor.
 
         A call that is made of squares stands for its root, as `StepBound.root` does.
         """
@@ -356,7 +356,7 @@ class _Region:
         return found[number]
 
     def has_parts(self, operands: Sequence[int]) -> bool:
-        """Whether weights may say more than constants: for two operands at least that do not read everything."""
+        """Whether weights can be tighter than constants: if at least two operands read only parts."""
         return sum(self.kind(operand) != "whole" for operand in operands) >= 2
 
     def join(self, number: int) -> tuple[Tensor, str | None] | None:

@@ -48,7 +48,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:
-    """A forward for the copy that runs, which calls the operation that stands for its leaf."""
+    """A forward for the copy that runs; it calls the operation that represents its leaf."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
@@ -95,19 +95,19 @@ def leaves_are(leaves: list[nn.Module]) -> Iterator[None]:
         _LEAVES.reset(token)
 
 
-class Refused(Exception):
+class LeafRefused(Exception):
     """A refusal from inside the trace, whose words are for the user as they are."""
 
 
 @functools.cache
 def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
-    """The operation that stands for a leaf."""
+    """The operation that represents a leaf."""
 
     def compute(x: Tensor, tensors: list[Tensor], number: int) -> Tensor:
         module = _LEAVES.get()[number]
         y = module.forward(x)
         if not isinstance(y, Tensor):
-            raise Refused(
+            raise LeafRefused(
                 f"expected {type(module).__name__} to give one tensor, got {type(y).__name__}; return a tensor"
             )
         return y.clone()  # of its own memory, as torch wants it of an operation
@@ -122,12 +122,12 @@ def leaf_operation() -> Callable[[Tensor, list[Tensor], int], Tensor]:
             y = compute(sample, [], number)
             if not torch.equal(before, sample):
                 kind = type(_LEAVES.get()[number]).__name__
-                raise Refused(
-                    f"expected {kind} to leave its input alone, got one that writes into it; clone the input first"
+                raise LeafRefused(
+                    f"expected {kind} not to change its input, got one that writes into it; clone the input first"
                 )
         if y.shape[:1] != (n,) and n != x.shape[0]:
             kind = type(_LEAVES.get()[number]).__name__
-            raise Refused(f"expected {kind} to keep the batch as the first axis, got {tuple(y.shape)} of {n} samples")
+            raise LeafRefused(f"expected {kind} to keep the batch as first axis, got {tuple(y.shape)} of {n} samples")
         first = (x.shape[0],) if y.shape[:1] == (n,) else y.shape[:1]
         return x.new_empty((*first, *y.shape[1:]), dtype=y.dtype)
 

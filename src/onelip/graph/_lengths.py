@@ -45,13 +45,13 @@ _SIZED, _KEEP, _PAIR = (frozenset(names.split()) for names in (_SIZED, _KEEP, _P
 
 
 def conditions_on_length(program: torch.export.ExportedProgram) -> list[str]:
-    """What a program asks of the number of samples, as torch writes it."""
+    """The conditions of a program on the number of samples, as torch writes them."""
     ranges = [f"{name} is in {found}" for name, found in program.range_constraints.items() if found.upper != int_oo]
     return [*program._guards_code, *ranges]
 
 
 def reads_shape_only(target: Any) -> bool:
-    """Whether an operation looks at the shape of a tensor, and not at its values: zeros_like and the like."""
+    """Whether an operation reads only the shape of a tensor, not its values, such as zeros_like."""
     name = _name(target)
     return (name.endswith("_like") or name.startswith("new_")) and not is_random(target)
 

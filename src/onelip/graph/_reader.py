@@ -105,8 +105,8 @@ class Reader:
         stored = tensors_of(self.leaves[number])
         if any(isinstance(now, Ref) or not torch.equal(now, own) for now, own in zip(tensors, stored, strict=True)):
             raise CannotTrace(
-                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others that "
-                "the forward has put there; call torch.nn.functional with them instead"
+                f"expected {self.paths[number] or 'the model'!r} to be called with its stored weights, got others; "
+                "to use other weights, call torch.nn.functional in the forward"
             )
 
     def _blank(self, argument: Any) -> Any:

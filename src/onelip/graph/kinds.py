@@ -79,11 +79,11 @@ class Node:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What its record states besides kind, inputs, shape, place and proved numbers."""
+        """The fields of its record besides kind, inputs, shape, place and proved numbers."""
         return {name: stored.name for name, stored in self.tensors.items()}
 
     def record(self) -> dict[str, Any]:
-        """The node as a certificate file has it, without what is proved of it."""
+        """The node as it is stored in a certificate file, without its proved numbers."""
         where = {"inputs": list(self.inputs), "place": self.place, "shape": list(self.shape)}
         return {"op": self.kind, **self.settings, **where}
 
@@ -92,7 +92,7 @@ class Node:
         raise NotImplementedError
 
     def bound(self, *before: State) -> State:
-        """What is proved of it, from what is proved of its inputs.
+        """The proved numbers of the node, from those of its inputs.
 
         Raises:
             ProofError: if numbers are so large that the program could overflow.
@@ -198,7 +198,7 @@ class Windows(Node):
 
     @property
     def most_windows(self) -> int:
-        """How many windows a pixel lies in at most."""
+        """The largest number of windows that contain one pixel."""
         return max(Counter(i for row in self.take for i in row if i >= 0).values())
 
     def seen(self, x: Tensor, beyond: float) -> Tensor:

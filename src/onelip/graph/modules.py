@@ -62,7 +62,7 @@ _SETTINGS = (
 
 
 def _bound_fixed(module: nn.Module) -> Bound:
-    """The bound of a linear layer without a parametrization, if its weight needs no gradient: that of what it stores.
+    """The bound of a linear layer without a parametrization, if its weight needs no gradient.
 
     It is computed once for each weight. The weight is compared with a copy, since `weight.data` can be changed without
     a trace in the version counter of torch.

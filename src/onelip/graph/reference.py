@@ -129,9 +129,10 @@ class Reference:
             worst = int((~is_near).nonzero()[0, 0])
             raise CannotTrace(
                 "expected the model to compute what its traced program does, got outputs at a distance of "
-                f"{float(distance[worst]):.3g}, more than rounding can do ({float(allowed[worst]):.3g}), {what}: it "
-                "works with something that the trace does not see, such as the length of the batch, the gradient mode, "
-                "whether it is exported, the memory layout or type of its input, or state outside of the model"
+                f"{float(distance[worst]):.3g}, more than rounding explains ({float(allowed[worst]):.3g}), {what}: "
+                "it depends on something that the trace does not contain, such as the length of the batch, the "
+                "gradient mode, whether it is exported, the memory layout or type of its input, or state outside of "
+                "the model"
             )
 
 

@@ -58,7 +58,7 @@ class StepBound(Bound):
 
 @dataclass(frozen=True)
 class Step:
-    """A call, and what is known of the calls before it."""
+    """A call, and the bounds of the calls before it."""
 
     call: Call
     graph: Graph
@@ -95,7 +95,7 @@ class Step:
 
 
 class ModuleStep(Step):
-    """A layer of torch by itself, in eval mode: its attributes are the settings, the shape of its input is not known.
+    """A layer of torch by itself, in eval mode: its attributes are the settings, and the shape of its input is unknown.
 
     Args:
         module: the layer.
@@ -163,7 +163,7 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
 
 
 def check_operations(operations: Sequence[Any]) -> None:
-    """Refuse what is neither the name of an ATen operation nor a class of layers: it would never be asked for."""
+    """Raise an error unless all are names of ATen operations or classes of layers: other rules would never be used."""
     for operation in operations:
         if isinstance(operation, str):
             aten(operation)

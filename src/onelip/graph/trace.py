@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_flatten
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.state import State, unchanged
-from onelip.graph._leaves import Refused, as_one_operation, is_known, is_leaf, leaves_are
+from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_leaf, leaves_are
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
 from onelip.graph._reader import Reader
@@ -101,18 +101,18 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
         if first is not None and (changed := first_difference(first, graph)) is not None:
             raise CannotTrace(
                 "expected the same program at every call, got another one at the second call than at the first, from "
-                f"{changed.place or 'the model'!r} ({changed.op}) on; keep the forward from changing what it reads"
+                f"{changed.place or 'the model'!r} ({changed.op}) on; the forward must not change what it reads"
             )
     if draws and not any(is_random(_target(call)) for call in graph.calls):
         raise CannotTrace(
             "expected a model that is the same function at every call, got one that draws random numbers of torch in "
-            "eval mode, and its graph does not show where; leave them out"
+            "eval mode, at a place that its graph does not show; remove them"
         )
     return graph
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no module."""
+    """Raise an error if the model is not a torch module."""
     if not isinstance(model, nn.Module):
         raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
 
@@ -138,13 +138,13 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
         raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
     if not example.is_floating_point():
         raise CannotTrace(
-            f"expected a floating-point example, got {example.dtype}; for uint8 images give images.double() / 255, "
-            "the constant is in units of what the model takes"
+            f"expected a floating-point example, got {example.dtype}; for uint8 images pass images.double() / 255; "
+            "the constant is in the units of this input"
         )
     if torch.is_autocast_enabled(example.device.type):
         raise CannotTrace(
             f"expected no autocast, got torch.autocast to {torch.get_autocast_dtype(example.device.type)} around the "
-            "call: what it rounds has no proof; leave the region"
+            "call: its rounding has no proof; call it outside of torch.autocast"
         )
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         raise CannotTrace("expected no global forward hooks, got some: they may change every layer; remove them")
@@ -155,7 +155,7 @@ def _plain(model: nn.Module, is_own: bool) -> nn.Module:
     uninitialized = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
     if uninitialized:
         raise CannotTrace(
-            f"expected a model with weights, got none in {uninitialized[0]!r}; run it once, so that shapes are known"
+            f"expected a model with weights, got none in {uninitialized[0]!r}; run it once to initialise lazy layers"
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (Tensor, nn.Parameter):  # F.linear and all others ask such a class what to do
@@ -252,7 +252,7 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
                 # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
                 # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
                 program = program.run_decompositions({})
-    except Refused as refused:
+    except LeafRefused as refused:
         raise CannotTrace(str(refused)) from refused
     except Exception as error:  # whatever a forward of somebody else raises, and torch's own refusals
         if "Constraints violated" in str(error):
@@ -263,14 +263,14 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
             ) from error
         raise CannotTrace(
             f"expected a model with one graph for all inputs of shape {tuple(example.shape)}, got "
-            f"{type(error).__name__}: {_first_line(error)}; control flow that looks at values (if, while, .item()), "
-            "further inputs and calls out of torch have none: write them with torch operations, or put them into a "
-            "LipschitzModule that states its constant"
+            f"{type(error).__name__}: {_first_line(error)}; control flow that depends on values (if, while, "
+            ".item()), further inputs and calls out of torch cannot be traced: write them with torch operations, "
+            "or put them into a LipschitzModule that states its constant"
         ) from error
     if conditions:
         raise CannotTrace(
-            "expected the same program for every number of samples, got one that branches on it, and was traced where "
-            f"{conditions[0]}; keep the forward from working with the length of the batch"
+            "expected the same program for every number of samples, got one that branches on this number; it was "
+            f"traced for {conditions[0]}; the forward must not depend on the length of the batch"
         )
     _check_signature(program)
     return program
@@ -299,7 +299,7 @@ def _program(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without torch's deprecations of its own parts, and without its log of a refusal, which we put in words."""
+    """Suppress deprecation warnings that torch causes itself, and its log of an error that `CannotTrace` reports."""
     names = ("torch", "torch.fx.experimental.symbolic_shapes", "torch.export", "torch._subclasses.fake_tensor")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.disabled for logger in loggers]
@@ -320,7 +320,7 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
     if written:
         raise CannotTrace(
             f"expected a model that is the same function at every call, got one that writes into {', '.join(written)} "
-            "in eval mode; stop it from doing so"
+            "in eval mode; remove this assignment, or make it in training mode only"
         )
     if signature.user_inputs_to_mutate:
         raise CannotTrace("expected a model that leaves its input alone, got one that writes into it; clone it first")
@@ -330,7 +330,9 @@ def _check_signature(program: torch.export.ExportedProgram) -> None:
             "wrap the model in a module that picks one"
         )
     if program.call_spec.out_spec != tree_flatten(0)[1]:
-        raise CannotTrace("expected the model to return a tensor, got one inside a container; wrap it to unpack it")
+        raise CannotTrace(
+            "expected the model to return a tensor, got one inside a container; wrap the model to return the tensor"
+        )
 
 
 def _first_line(error: BaseException) -> str:

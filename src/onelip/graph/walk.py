@@ -74,7 +74,7 @@ def walk(
 
 
 def _in_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBound:
-    """The verdict, or what is known by the roots of the operands."""
+    """The bound of the rule, or one from the roots of the operands."""
     if not any(before[i].root is not None for i in step.call.inputs):
         return verdict
     try:
@@ -168,7 +168,7 @@ def _check(step: Step) -> None:
         name = str(call.dtype).removeprefix("torch.")
         if call.dtype.is_floating_point:
             raise Refusal(f"rounds to {name}, whose rounding error is not negligible; run it in float32 or float64")
-        raise Refusal(f"makes {name} of its input, which {'no rule is for' if call.dtype.is_complex else 'jumps'}")
+        raise Refusal(f"its result is {name}, which {'has no rules' if call.dtype.is_complex else 'jumps'}")
     has_several_results = call.shape == () and call.op != "getitem"
     if not has_several_results and not (call.keeps_batch and call.shape[:1] == (step.graph.batch,)):
         raise Refusal(f"its result {call.shape} does not have the batch as its first axis")

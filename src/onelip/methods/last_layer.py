@@ -55,7 +55,7 @@ class UnitRows(LipschitzParametrization):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Initialise with orthogonal rows, as far as there are enough features."""
+        """Initialise with orthogonal rows, if there are enough features."""
         if not P.is_meta:
             nn.init.orthogonal_(P)
 

@@ -527,7 +527,7 @@ class Parseval(Projection):
 
     @torch.no_grad()
     def reset(self, P: Tensor) -> None:
-        """Initialise with orthonormal rows or columns, as in the paper; on one tap if possible, to blur no image."""
+        """Initialise with orthonormal rows or columns, as in the paper; on a single tap if possible."""
         if P.is_meta or not P.numel():
             return
         P.copy_(tight_weight(self.geometry, self.weight_shape, "outputs"))

@@ -45,7 +45,7 @@ class PaperRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    r"""A method: how it is applied to a layer, what is known of the result, and how it is trained.
+    r"""A method: how it is applied to a layer, its guarantee, and how it is trained.
 
     All arguments are keywords; `name`, `title` and `apply` are required. `onelip.register_method` makes a method
     available by name; `onelip.testing.check_contract(method)` tests that it keeps what it states.

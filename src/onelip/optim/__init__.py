@@ -1,11 +1,12 @@
 """Optimisers that keep the operators of Lipschitz layers near orthogonality, where AOL loses nothing.
 
-    optimizer = onelip.optim.LipschitzMuon(model, lr=0.05)      # in the place of torch.optim.SGD
-    onelip.optim.retract_after(any_optimizer, model)            # or beside any other optimizer
+    optimizer = onelip.optim.LipschitzMuon(model, lr=0.05)      # instead of torch.optim.SGD
+    onelip.optim.retract_after(any_optimizer, model)            # or with any other optimizer
 
-AOL divides the columns of a parameter P by the roots of the absolute row sums of its Gram matrix. Noise in P enters
-each sum once per column, so a wide layer loses much of its norm to a small step; a P with orthonormal columns loses
-none. The guarantee of a layer never depends on these functions: AOL is applied to whatever P they leave.
+AOL divides each column of a parameter P by the square root of a sum: the absolute inner products of this column with
+all columns. A step that makes the columns slightly less orthogonal adds to every term, so a wide layer loses much of
+its norm; a P with orthonormal columns loses none. The guarantee of a layer does not depend on these functions: AOL is
+applied to every P.
 """
 
 from typing import TYPE_CHECKING

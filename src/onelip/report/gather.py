@@ -191,7 +191,7 @@ def _results(view: View, run: RunDirectory) -> None:
 
 
 def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
-    """Load the network of a run, certify and attack its test images, and draw what is found.
+    """Load the network of a run, certify and attack its test images, and draw the results.
 
     Args:
         view: the run, from `read_run`; it is completed in place.
@@ -266,7 +266,7 @@ def _fast_form(run: LoadedRun) -> nn.Module:
 
 
 def _training_facts(view: View) -> list[str]:
-    """Length and day of the training, as far as they are known."""
+    """Duration and date of the training, if they are known."""
     found = []
     if epochs := view.row.get("epochs"):
         found.append(f"{epochs} epoch{'s' if epochs > 1 else ''}")

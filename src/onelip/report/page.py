@@ -43,7 +43,7 @@ def write_report(
     data_root: str | Path | None = None,
     seconds: float = 120.0,
     attack_images: int = 64,
-    overwrite: bool = False,
+    force: bool = False,
     say: Say = lambda line: None,
 ) -> Written:
     """Write a report of one or several runs as an HTML page that loads nothing else.
@@ -59,7 +59,7 @@ def write_report(
             that do not fit are left out; a proof or an attack without any result after it (at least a minute) is given
             up. The page states what is missing.
         attack_images: number of images of each run to attack; 0 for no attack.
-        overwrite: replace an existing file.
+        force: replace an existing report.
         say: called with a line of text from time to time.
 
     Returns:
@@ -67,7 +67,7 @@ def write_report(
 
     Raises:
         NoRun: if a directory contains no run.
-        PathTaken: if the file exists, and with `overwrite`, if it is not a report.
+        PathTaken: if the file exists, and with `force`, if it is not a report.
 
     Without matplotlib the page has no figures, and states it.
 
@@ -77,7 +77,7 @@ def write_report(
             onelip.report.write_report(["runs/first", "runs/second"], "page.html")
     """
     out, root = Path(out), None if data_root is None else Path(data_root)
-    check_out(out, overwrite)
+    check_out(out, force)
     given = [Path(path) for path in paths]
     record: dict[str, Any] | None = None
     if len(given) == 1 and is_comparison(given[0]):
@@ -102,14 +102,14 @@ def write_report(
     )
 
 
-def check_out(out: Path, overwrite: bool) -> None:
+def check_out(out: Path, force: bool) -> None:
     """Raise an error if a report cannot be written because of its path."""
     if out.is_dir():
         raise RecipeError(f"{out} is a directory; give the name of a file")
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: there is no directory {out.parent}; create it, or choose another path")
-    if out.exists() and not overwrite:
-        raise PathTaken(f"{out} exists; choose another --out, or replace it with --overwrite")
+    if out.exists() and not force:
+        raise PathTaken(f"{out} exists; choose another --out, or replace it with --force")
     if out.exists() and not out.read_bytes().startswith(_START):
         raise PathTaken(f"{out} is not a report, so it is not replaced; choose another --out")
 

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper: their runs, and a table of the paper's figures beside those of the runs.
+"""The tables and figures of the paper: their runs, and a table of the paper's numbers beside those of the runs.
 
     found = reproduce("table-5", "runs/reproduce", budget="10m", data_root="data")
     print(found.tables[0].to_markdown())

@@ -25,7 +25,7 @@ AS_PUBLISHED, SCALED, UNFINISHED, FAILED, ELSEWHERE = "as published", "scaled", 
 
 
 def results_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of a table: the paper's figures, and ours where the run is finished.
+    """The rows of a table: the paper's numbers, and ours where the run is finished.
 
     Args:
         experiment: a table of results.
@@ -260,7 +260,7 @@ def _described(layer: nn.Conv2d, size: tuple[int, ...]) -> str:
 
 
 def orthogonality(crop: Tensor) -> dict[str, float]:
-    """Numbers that say how near a symmetric crop of J^T J is to the identity.
+    """Numbers that measure how near a symmetric crop of J^T J is to the identity.
 
     Examples:
         >>> orthogonality(torch.eye(3))["largest off-diagonal entry"]

@@ -270,7 +270,7 @@ def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> R
 
 
 def has_choice_of_threads(recipe: Recipe, process: Process) -> bool:
-    """Whether to measure if one thread is faster than all: small steps are, and all steps on a busy machine."""
+    """Whether to time steps with one thread too: it is faster for small steps, and on a busy machine."""
     is_alone = process.device.type == "cpu" and process.count == 1
     return is_alone and recipe.threads == 0 and torch.get_num_threads() > 1 and not recipe.compile
 

@@ -47,7 +47,7 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
 
 
 def resolve_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:
-    """Name and options of the loss of a recipe; "default" is what the method asks for.
+    """Name and options of the loss of a recipe; "default" is the loss of the method.
 
     Examples:
         >>> resolve_loss(Recipe()), resolve_loss(Recipe(method="soc-cr"))

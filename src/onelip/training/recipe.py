@@ -39,7 +39,7 @@ LATER_FIELDS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a run computes."""
+    """All options that determine the result of a run."""
 
     data: str = "cifar10"
     """Name of a data set (see onelip data), or a path: .npz, folder with one subfolder per class, official files."""
@@ -62,21 +62,21 @@ class Recipe:
     epoch_part: float = 1.0
     """Part of the training images in each epoch, a new random one each time."""
     evaluate_every: int = 1
-    """Evaluate and log after every this many epochs, and after the last."""
+    """Number of epochs between evaluations and log lines; the last epoch is always evaluated."""
     batch_size: int = 250
     """Images per step, over all processes."""
     accumulate: int = 1
-    """Compute the gradient of a step in this many parts of the batch, one after the other: less memory, and the same
-    gradient up to rounding, except that batch centring takes the mean of each part, and power iterations advance with
-    each part."""
+    """Number of parts of a batch whose gradients are computed one after the other: less memory, and the same gradient
+    up to rounding, except that batch centring takes the mean of each part, and power iterations advance with each
+    part."""
     seed: int = 0
     """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
-    """Fraction of the training images held out for validation; choose by it, and report by the test images."""
+    """Fraction of the training images held out for validation; choose settings by it, and report the test images."""
 
     loss: str = "default"
-    """offset-cross-entropy, lmt, gloro, emma, certificate-regularisation, ocnn, gradient-penalty, or module:callable;
-    "default" for the loss of the method, which is offset-cross-entropy for most."""
+    """offset-cross-entropy, lmt, gloro, emma, certificate-regularisation, ocnn, gradient-penalty, kr, hkr, or
+    module:callable; "default" for the loss of the method, which is offset-cross-entropy for most."""
     loss_options: tuple[str, ...] = ()
     """Options of the loss, as key=value: epsilon=0.25 ramp=0.3."""
     offset: float = math.sqrt(2)
@@ -84,8 +84,8 @@ class Recipe:
     temperature: float = 0.25
     """Temperature t of the cross-entropy."""
     optimizer: Literal["sgd", "adamw", "muon"] = "sgd"
-    """sgd as in the paper, adamw, or muon: steps and weights kept orthogonal (onelip.optim.LipschitzMuon), which learns
-    AOL layers many times faster; its rate is about the angle of a step, 0.02 to 0.1."""
+    """sgd as in the paper, adamw, or muon: steps and weights are kept orthogonal (onelip.optim.LipschitzMuon), which
+    trains AOL layers many times faster; its learning rate is about the angle of a step, 0.02 to 0.1."""
     optimizer_options: tuple[str, ...] = ()
     """Options of the optimizer, as key=value: retraction=r1 tangent=false for muon."""
     lr: float = 1e-3

@@ -86,7 +86,7 @@ def add_number(step: Step) -> StepBound:
 
 def _reference(operand: Any) -> Ref:
     if not isinstance(operand, Ref):
-        raise Refusal("a number of its own depends on the input")
+        raise Refusal("a factor or setting of the operation depends on the input")
     return operand
 
 

@@ -99,7 +99,7 @@ def _moved(step: Step, known: Any) -> float | None:
 
 
 def _inserts_no_negative(step: Step) -> bool:
-    """Whether all numbers that an operation puts among entries have roots. The operation itself shows them."""
+    """Whether all numbers that an operation inserts between entries, such as padding, are nonnegative."""
     return all(bool((piece >= 0).all()) for piece in inserted_everywhere(step))
 
 

@@ -414,7 +414,7 @@ def _lower_soc(low: Lowering) -> int:
 def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
     if any(s > 1 and d > 1 for s, d in zip(layer.stride, layer.dilation, strict=True)):
         raise UnsupportedLayer(
-            f"expected dilation with stride 1 only, got stride {layer.stride} and {layer.dilation}; "
+            f"expected dilation with stride 1 only, got stride {layer.stride} and dilation {layer.dilation}; "
             "use stride 1, or no dilation"
         )
     for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, _paddings(layer), strict=True):
