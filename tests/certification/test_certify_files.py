@@ -55,7 +55,7 @@ def test_the_checker_accepts_every_operation(everything):
 
 def test_radii_of_the_summary_are_those_that_the_checker_reads(everything, tmp_path):
     folder, _, found, images = everything
-    files = WeightFile(folder / "plain.safetensors")
+    files = WeightFile(str(folder / "plain.safetensors"))
     radii = (0.1, 0.1234567, 36 / 255, 2.0)
     write_certificate(tmp_path / "cert.json", found, images, files, source="", radii=radii)
     verdict = checker.check(tmp_path / "cert.json", weights=folder / "plain.safetensors")

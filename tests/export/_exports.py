@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import onelip
-from onelip.certification.certificate import WeightFile, digest, make_certificate as certificate_of
+from onelip.certification.certificate import WeightFile, digest, file_hash, make_certificate as certificate_of
 from onelip.core.files import write_json
 from onelip.training import Recipe, RunDirectory
 from onelip.training.build import build_model, load_run, save_weights
@@ -29,7 +29,8 @@ def make_run(path: Path, recipe: Recipe = RECIPE) -> RunDirectory:
     set_layout(model, recipe)
     save_weights(run, model, onelip.bake(model))
     write_json(run.config, config.to_json())
-    write_json(run.results, {"test": {"images": 3, "data": "digits", "mode": "m", "accuracy": 0.5, "cra": {"1": None}}})
+    results = {"images": 3, "data": "digits", "mode": "m", "accuracy": 0.5, "cra": {"1": None}}
+    write_json(run.results, {"test": {**results, "weights_sha256": file_hash(run.plain)}})
     return run
 
 

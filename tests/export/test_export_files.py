@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 from fractions import Fraction
@@ -166,6 +167,20 @@ def test_card_without_a_certificate_says_by_construction(run, tmp_path):
     assert "by construction" in card
     assert "certificate.json" not in card
     assert load_pretrained(tmp_path / "net").certificate is None
+
+
+def test_card_of_changed_plain_weights_states_their_own_constant(tmp_path):
+    """The constant by construction is that of other weights, and so are the results of the training."""
+    run = make_run(tmp_path / "run")
+    tensors = safetensors.torch.load_file(run.plain)
+    tensors["conv1.weight"] *= 3
+    safetensors.torch.save_file(tensors, run.plain, metadata={"format": PLAIN_FORMAT})
+    save_pretrained(run.path, tmp_path / "net")
+    card = (tmp_path / "net" / "README.md").read_text()
+    stated = float(re.search(r"at most \*\*(.*?)\*\*", card)[1])
+    assert onelip.audit(load_pretrained(tmp_path / "net").model, IMAGES).lower <= stated < 3.1
+    assert "by construction" not in card
+    assert "accuracy" not in card
 
 
 def test_a_model_with_its_config(tmp_path):

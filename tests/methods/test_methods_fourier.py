@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.methods import bro, cayley, eco, lot
@@ -358,6 +359,22 @@ def test_the_constants_of_made_layers(method):
     assert stored_norm(layer.weight.detach()).constant <= layer.lipschitz_constant
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
     assert layer.lipschitz_constant is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_constant_holds_for_the_plain_form(method, dtype):
+    """Which stores the Fourier basis, too, rounded to the type of the weight."""
+    for channels, size in ((1, (6, 4)), (2, (5, 5)), (3, (3, 7))):
+        conv = nn.Conv2d(channels, 1, 3, padding=1, padding_mode="circular")
+        layer = method.apply(conv, lipschitz=0.5, input_size=size)
+        with torch.no_grad():
+            original_of(layer).fill_(1)
+        layer.to(dtype).eval()
+        jacobian = exact_jacobian(bake(layer).double(), (channels, *size))
+        assert (
+            float(torch.linalg.matrix_norm(jacobian, 2)) <= layer.lipschitz_constant <= 0.5 + 8 * torch.finfo(dtype).eps
+        )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

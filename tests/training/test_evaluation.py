@@ -1,5 +1,6 @@
 """Evaluation: the constants that it certifies with are proved, and the certified accuracy follows from them."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -139,6 +140,26 @@ def test_constants_of_a_loaded_run_are_computed_when_they_are_used(tmp_path, mon
     assert not calls
     assert run.lipschitz == run.constants.total
     assert calls == [{"effort": "high"}]
+
+
+@pytest.mark.parametrize("method", ["aol", "cayley", "sll"])
+def test_changed_plain_weights_are_bounded_by_themselves(method):
+    """Also if the change is too small to be measured, or only one of rounding."""
+    recipe, model = made(method)
+    plain = onelip.bake(model)
+    assert find_constants(model, plain, recipe, SHAPE).mode == BY_CONSTRUCTION
+    assert find_constants(model, copy.deepcopy(plain).double(), recipe, SHAPE).mode == BY_CONSTRUCTION
+    for factor in (1 + 2.0**-20, 1.1, 3.0):
+        changed = copy.deepcopy(plain)
+        with torch.no_grad():
+            [p for p in changed.parameters() if p.dim() > 1][-1].mul_(factor)
+        found = find_constants(model, changed, recipe, SHAPE)
+        assert found.mode == BY_WEIGHTS
+        audited = onelip.audit(changed, torch.full((1, *SHAPE), 0.5))
+        assert audited.lower <= found.total <= factor * (1 + 1e-5)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    assert find_constants(model, changed, recipe, SHAPE) == found
 
 
 def test_wrong_constants_raise(monkeypatch):

@@ -43,8 +43,8 @@ class WeightFile:
         config: config.json of the run, or None.
     """
 
-    weights: Path
-    config: Path | None = None
+    weights: str | Path
+    config: str | Path | None = None
 
 
 def write_certificate(
@@ -124,7 +124,7 @@ def make_certificate(
             f"expected the images that were certified, got others of shape {tuple(images.shape)}; "
             "pass the images that were given to certify"
         )
-    check_weights(proof.program, files.weights)
+    check_weights(proof.program, Path(files.weights))
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -132,8 +132,8 @@ def make_certificate(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "statement": STATEMENT,
         "arithmetic": ARITHMETIC,
-        "weights": _hashed(files.weights, folder),
-        "config": None if files.config is None else _hashed(files.config, folder),
+        "weights": _hashed(Path(files.weights), folder),
+        "config": None if files.config is None else _hashed(Path(files.config), folder),
         "images": {
             "source": source,
             "file": "" if images_file is None else _relative(folder / images_file, folder),

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -37,6 +38,7 @@ from onelip.export.files import (
     write_files,
 )
 from onelip.training.build import LoadedRun, build_plain, load_run
+from onelip.training.evaluation import BY_CONSTRUCTION, Constants
 from onelip.training.learner import set_layout
 from onelip.training.run_directory import RunConfig, RunDirectory, read_config
 
@@ -244,15 +246,15 @@ class Source:
         plain: the baked network.
         weights: content of plain.safetensors.
         config_bytes: content of config.json.
-        lipschitz: Lipschitz constant by construction, in real arithmetic, or None.
-        results: results on the test images, or None.
+        constants: computes the Lipschitz constant of the plain network, in real arithmetic.
+        results: results of these weights on the test images, or None.
     """
 
     config: RunConfig
     plain: nn.Module
     weights: bytes
     config_bytes: bytes
-    lipschitz: float | None
+    constants: Callable[[], Constants]
     results: dict[str, Any] | None
 
     @cached_property
@@ -279,16 +281,17 @@ def read_source(path: str | Path) -> Source:
         weights, config = run.plain.read_bytes(), run.config.read_bytes()
     except OSError as error:
         raise ExportError(f"{run.path}: cannot read the run ({error.strerror})") from error
-    return Source(loaded.config, loaded.plain, weights, config, summary(loaded.model).constant, _results(run))
+    return Source(loaded.config, loaded.plain, weights, config, lambda: loaded.constants, _results(run, weights))
 
 
-def _results(run: RunDirectory) -> dict[str, Any] | None:
-    """Results on the test images for the model card; None if they cannot be read."""
+def _results(run: RunDirectory, weights: bytes) -> dict[str, Any] | None:
+    """Results on the test images for the model card; None if they cannot be read, or are those of other weights."""
     try:
         table = json.loads(run.results.read_bytes())["test"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return table if isinstance(table, dict) else None
+    is_own = isinstance(table, dict) and table.get("weights_sha256") == hashlib.sha256(weights).hexdigest()
+    return table if is_own else None
 
 
 def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
@@ -309,7 +312,7 @@ def _source_of_model(model: nn.Module, config: RunConfig) -> Source:
     if not same:
         raise ExportError("the config builds a different function than the model; pass the config of this model")
     text = json.dumps(config.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return Source(config, plain, weights, text.encode(), summary(model).constant, None)
+    return Source(config, plain, weights, text.encode(), lambda: Constants(summary(model).constant), None)
 
 
 # The model card.
@@ -352,7 +355,7 @@ def _model_card(source: Source, certificate: dict[str, Any] | None, place: str) 
     return "".join(
         [
             _HEAD.format(model=source.config.recipe.model, data=source.config.data_name, version=__version__),
-            _constant(source.lipschitz, certificate),
+            _constant(source, certificate),
             "" if source.results is None else _evaluated(source.results),
             "" if certificate is None else _certified(certificate),
             _USE.format(
@@ -366,7 +369,7 @@ def _model_card(source: Source, certificate: dict[str, Any] | None, place: str) 
     )
 
 
-def _constant(lipschitz: float | None, certificate: dict[str, Any] | None) -> str:
+def _constant(source: Source, certificate: dict[str, Any] | None) -> str:
     try:
         proved = float(Fraction(certificate["nodes"][-1]["lipschitz"])) if certificate is not None else None
     except (KeyError, IndexError, TypeError, ValueError, ArithmeticError):
@@ -376,9 +379,15 @@ def _constant(lipschitz: float | None, certificate: dict[str, Any] | None) -> st
             f"The L2 Lipschitz constant from the image in [0, 1] to the logits is at most **{proved!r}**, proved for "
             "the stored weights in exact arithmetic. The certificate holds for the float64 program with its rounding.\n"
         )
-    if lipschitz is not None:
+    found = source.constants()
+    if found.total is not None and found.mode != BY_CONSTRUCTION:
         return (
-            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is **{lipschitz:g}** by construction: "
+            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is at most **{found.total!r}**, "
+            "by bounds of the stored weights, in real arithmetic. `onelip certify` includes rounding errors.\n"
+        )
+    if found.total is not None:
+        return (
+            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is **{found.total:g}** by construction: "
             "in real arithmetic, before the rounding of the stored weights. `onelip certify` proves the number for the "
             "stored weights.\n"
         )

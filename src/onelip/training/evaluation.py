@@ -1,9 +1,9 @@
 r"""Accuracy and certified robust accuracy of a network, in real arithmetic, and the constants that they rest on.
 
 The network is baked and runs in float32, whatever training used. Its constants come from its construction: the product
-of what the methods prove of the layers for every weight. Where a method proves nothing (free or penalised weights) the
-stored weights of the baked network are bounded, layer by layer (`onelip.bounds`). Estimates of training are never used.
-Either way
+of what the methods prove of the layers for every weight. Where a method proves nothing (free or penalised weights), or
+the baked network is not bit for bit that of the trained one, the stored weights of the baked network are bounded, layer
+by layer (`onelip.bounds`). Estimates of training are never used. Either way
 
 $$ f_i - f_j \text{ has the constant } \sqrt 2\,L, \quad \text{or per pair of classes} \quad K |w_i - w_j|, $$
 
@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
 from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
 from onelip.certification.summary import summary
+from onelip.core.bake import bake
+from onelip.core.errors import NonFiniteWeight
 from onelip.core.images import to_float
 from onelip.core.parametrization import find_parametrization
 from onelip.core.precision import full_precision
@@ -75,7 +77,8 @@ def find_constants(
 
     Args:
         model: as in training.
-        plain: the same, baked.
+        plain: the same, baked. If it differs from `onelip.bake(model)` in any bit, which files of another computer may
+            do, then its stored weights are bounded instead.
         recipe: names the method and the loss.
         shape: of an image (channels, height, width).
         effort: how much work to spend on small bounds, where bounds are needed.
@@ -95,7 +98,7 @@ def _find_constants(
     per_pair = certifies_pairs(recipe) or _has_normalised_rows(model)
     parts = split_head(plain) if per_pair else None
     if parts is None:
-        known = summary(model).constant
+        known = summary(model).constant if _is_baked(plain, model) else None
         if known is not None or resolve_method(recipe) is None:
             return Constants(known)
         return Constants(bound_chain(links(plain), stored).constant, None, BY_WEIGHTS)
@@ -104,6 +107,19 @@ def _find_constants(
     if before is None or after is None:
         return Constants(None, None, BY_PAIRS)
     return Constants(multiply_up(before, after), _pair_constants(features, head, shape, before), BY_PAIRS)
+
+
+def _is_baked(plain: nn.Module, model: nn.Module) -> bool:
+    """Whether `plain` has the weights of `bake(model)`, bit for bit; both may come from files."""
+    try:
+        expected = bake(model).state_dict()
+    except NonFiniteWeight:
+        return False
+    found = plain.state_dict()
+    # In float64, in which a copy for a certificate has the same numbers.
+    return found.keys() == expected.keys() and all(
+        torch.equal(tensor.cpu().double(), expected[name].cpu().double()) for name, tensor in found.items()
+    )
 
 
 def _test(constants: Constants, plain: nn.Module, shape: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from onelip.certification.certificate import file_hash
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
 from onelip.core.files import read_json, write_json
@@ -411,7 +412,12 @@ class Trainer:
         results: dict[str, Any] = {}
         for name, part in parts.items():
             found = self.evaluate(plain, part, constants)
-            results[name] = {"data": self.data.name, "split": name, **found.to_json(self.data.class_names)}
+            results[name] = {
+                "data": self.data.name,
+                "split": name,
+                "weights_sha256": file_hash(self.run.plain),
+                **found.to_json(self.data.class_names),
+            }
         write_json(self.run.results, results)
         return results
 

@@ -1,5 +1,6 @@
 """What the Fourier methods share: parametrizations by one matrix per frequency, and the module `FourierConv`."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,13 @@ from onelip.core.parametrization import (
     working_type,
 )
 from onelip.core.precision import full_precision
+from onelip.core.rounding import multiply_up
 from onelip.core.state_dicts import settings_shown
 from onelip.core.tracing import Constant, is_traced
 from onelip.methods.fourier.frequencies import Period, fourier_matrix
 from onelip.methods.fourier.plain import plain_periodic
 from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
+from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size, widest_type
 from onelip.methods.power_iteration import stored_bound
 
 # Up to this number of columns the cost of float64 is negligible.
@@ -181,6 +183,9 @@ class FrequencyMap(_Map):
     The convolution $y_i = \sum_t K_t x_{i + dt - p}$ has $M_f = \sum_t K_t \exp(2 \pi i f (dt - p) / n)$, computed as a
     product with a small matrix instead of an FFT. So every size, dilation and kernel size is possible.
 
+    The constant also holds for the plain form that `onelip.bake` makes (`onelip.methods.fourier.plain`), which stores
+    the real Fourier basis $\Phi$, with $\|\Phi\| = 1$ and $\|\Phi\|_F = \sqrt n$, twice in the type of the weight.
+
     Args:
         geometry: how the weight of the layer acts.
         weight_shape: shape of the weight of the layer.
@@ -241,9 +246,13 @@ class FrequencyMap(_Map):
     def constant_in(self, dtype: torch.dtype) -> float:
         # As real matrices of twice the size.
         rows, columns = self.orthogonal.rows, self.orthogonal.columns
-        return stored_constant(
+        matrices = stored_constant(
             self.lipschitz, self.orthogonal.excess(), 2 * min(rows, columns), 4 * rows * columns, dtype
         )
+        pixels = math.prod(self.size)
+        # At most 2 n rows. Angles are below 2 pi, and the float64 errors of an entry below 40 units of sqrt(2 / n).
+        basis = stored_constant(1.0, 64 * UNIT64 * math.sqrt(pixels), pixels, 2 * pixels**2, dtype)
+        return multiply_up(matrices, basis, basis)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -126,9 +126,9 @@ class Sandwich(LipschitzModule):
         return Bound(multiply_up(square, self.lipschitz), found.why)
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return the plain layers for `onelip.bake`; None if ||P|| <= 1 is not proved."""
+        """Return the plain layers for `onelip.bake`; None if ||P|| <= 1 is not proved, and in half precision."""
         norm = self._norm_of_weight().constant
-        if norm is None or not norm <= 1 + 2.0**-10:
+        if norm is None or not norm <= 1 + 2.0**-12:
             return None
         # With z = [0 x] the layer is the part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
         P, bias = tensors["weight"], None if self.bias is None else self.bias.detach() * math.sqrt(0.5)
