@@ -106,3 +106,16 @@ def test_operations_of_somebody_else_are_no_constants(forward, name):
     audit = onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False)
     assert audit.upper is None
     assert any(f"({name})" in gap for gap in audit.unproved)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: torch.where(x**2 > -1, x**2, x**2),
+        lambda x: torch.where(x * x > 4, x * x, x.square()),
+        lambda x: (x**2) * (x**2 > -1),
+    ],
+)
+def test_choices_among_squares_are_not_those_of_their_roots(forward):
+    """A call made of squares is followed by its root; what reads the squares themselves is not bounded by it."""
+    assert onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False).upper is None

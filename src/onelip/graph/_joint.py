@@ -141,13 +141,13 @@ class Joint:
             operands = tuple(self.of_call[i] for i in inputs)
             return self._new(call.shape[1:], operands, verdict.root_factor, None if verdict.root is not None else call)
         reads = [self.graph.calls[i] for i in call.inputs]
+        if any(self.of_call[read.index] in self._roots for read in reads):
+            return self._new(*unknown)  # it reads squares, and their entities stand for the roots
         if verdict.is_refused:
             # Perhaps it has rows: a product with a mask jumps, and a sum of two may not.
             self._refused.add(call.index)
             return self._new(*unknown) if call.op not in OPERATIONS else self._plain(call, None)
-        is_lost = any(self.of_call[read.index] in self._roots for read in reads) or (
-            call.op == "getitem" and reads[0].index in self._refused
-        )
+        is_lost = call.op == "getitem" and reads[0].index in self._refused
         return self._new(*unknown) if is_lost else self._add(call, verdict.factor)
 
     def _bound(self, call: Call, number: int) -> Weight | None:
