@@ -115,6 +115,16 @@ def test_files_are_never_overwritten_unasked(run, report, tmp_path, capsys, quic
     assert "[1/1] small: certifying" in progress
 
 
+def test_results_of_other_weights_are_not_shown(run, tmp_path):
+    copied = tmp_path / "copied"
+    shutil.copytree(run, copied)
+    results = json.loads((copied / "results.json").read_text())
+    results["test"]["weights_sha256"] = "0" * 64
+    (copied / "results.json").write_text(json.dumps(results))
+    missing, _ = write_report([copied], tmp_path / "page.html", attack_images=0)
+    assert any("of other weights" in line for line in missing)
+
+
 def test_what_is_no_run_is_refused(run, tmp_path, capsys):
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(NoRun, match="is not a run"):

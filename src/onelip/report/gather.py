@@ -19,6 +19,7 @@ from torch import nn
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
+from onelip.certification.certificate import file_hash
 from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
 from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
@@ -178,6 +179,13 @@ def _results(view: View, run: RunDirectory) -> None:
         found = read_json(run.results)
         if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values()):
             raise RunError(f"{run.results}: expected results by split; the file is damaged")
+        stated = {part["weights_sha256"] for part in found.values() if "weights_sha256" in part}
+        if run.plain.exists() and stated - {file_hash(run.plain)}:
+            view.missing.append(
+                "final results: results.json is of other weights than plain.safetensors; evaluate the stored weights "
+                f"with onelip evaluate {shlex.quote(str(run.path))}"
+            )
+            return
         view.row["results"] = found
     elif view.log:
         last = view.log[-1]
