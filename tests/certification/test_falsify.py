@@ -333,6 +333,23 @@ def test_points_and_pairs_at_several_distances():
     assert 2 - 1e-5 < found.steps[1] <= 2
 
 
+@pytest.mark.parametrize("at_once", [1, 64])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.where(x > 100, 3 * x - 200, x),  # steeper far above the example
+        lambda x: torch.where(x < -20, 3 * x + 40, x),  # and far below it
+        lambda x: x + 0.1 * torch.relu(x - 5) ** 2,  # steeper and steeper
+        lambda x: x * (1 + (x.sum(1, keepdim=True) > 300)),  # a jump
+    ],
+)
+def test_points_far_from_the_example(function, at_once):
+    points = example_points(torch.full((2, 4), 0.5), 2)
+    start = Claim("x", (), nn.Identity(), 1.0)
+    with pytest.raises(UnsoundBound):
+        falsify(Claims([start, Claim("f", (0,), function, 1.5)], at_once), points)
+
+
 def test_steps_without_derivative_are_measured_in_random_directions():
     def doubled(x):
         return torch.from_numpy(2 * x.detach().numpy())

@@ -18,11 +18,13 @@ Note [Slack]
     float64 has no relative precision there. A bound that is too small by less than about 1e-6 is not found out.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +37,7 @@ _SLACK = 2.0**-30
 _SMALLEST = 2.0**-900
 _REALISTIC = 2.0**-8  # the share of UNIT that is taken off a ratio which is only shown
 _FEW = 3  # power steps at every point
+_SCALES = (10.0, -100.0, 1000.0)  # a wrong rule may hold near the example and fail far away
 _STEP = 2.0**-10  # distance of the points of a pair, relative to their length: far above rounding, small for a slope
 
 
@@ -90,8 +93,9 @@ def falsify(
 ) -> Measured:
     """Measure ratios of a program and of its steps, and compare them with the claimed bounds.
 
-    The cost is that of running the program on about 50 samples, for two points and three steps. With more steps, the
-    two points with the steepest slopes after three steps are followed further.
+    Multiples of the points, up to a thousand times as far from zero, are tested as well. The cost is that of running
+    the program on about 60 samples, for two points and three steps. With more steps, the two points with the steepest
+    slopes after three steps are followed further.
 
     Args:
         claims: the program.
@@ -120,6 +124,10 @@ def falsify(
         # A long search goes on where the slope is steepest.
         for _, x, v in sorted(started, key=lambda start: start[0])[-2:] if steps > _FEW else ():
             search.far(*search.climb(x, steps - _FEW, v))
+        for scale in _SCALES:
+            x = scale * points[: claims.at_once]
+            search.far(*search.climb(x, 1))
+            search.pair(x, -x)
         if len(points) > 1:
             for x, y in zip(points[:-1].split(claims.at_once), points[1:].split(claims.at_once), strict=True):
                 search.pair(x, y)
@@ -134,74 +142,72 @@ def falsify(
 
 
 class Search:
-    def __init__(self, claims: Sequence[Claim], generator: torch.Generator, smallest: float = 0.0) -> None:
-        self.claims, self.generator = claims, generator
-        self.smallest = smallest  # numbers below may be lost; the constants that are tested are far above float64's
-        self.best = self.last = 0.0  # ratios of the whole: the largest, and of the last pair
-        self.values: list[Any] = []  # of the last pair
-        self.longest = torch.zeros(0)  # of all values of a sample, in the last run
-        self.underflow = 0.0  # what numbers that were lost did to the output in that run, in units of the input
+    """Runs a program at pairs of points, and compares all of its steps with their claims.
 
-    def run(self, x: Tensor) -> tuple[list[Any], list[Tensor]]:
-        """Values of all steps, and what rounding may have done to each sample, in units of the input; Note [Slack]."""
+    Args:
+        claims: the steps of the program.
+        generator: of random directions.
+        smallest: numbers below it may underflow to zero.
+
+    Attributes:
+        best: the largest ratio of the output so far.
+        last: the ratio of the output for the last pair.
+        values: the values of all steps for the last pair.
+        longest: (N) the largest norm of all values of a sample, in the last run.
+        underflow: the effect of underflow on the output of the last run, in units of the input.
+    """
+
+    def __init__(self, claims: Sequence[Claim], generator: torch.Generator, smallest: float = 0.0) -> None:
+        self.claims, self.generator, self.smallest = claims, generator, smallest
+        self.best = self.last = 0.0
+        self.values: list[Any] = []
+        self.longest = np.zeros(0)
+        self.underflow = 0.0
+
+    def run(self, x: Tensor) -> tuple[list[Any], list[np.ndarray]]:
+        """Values of all steps, and the possible rounding error of each sample, in units of the input; Note [Slack]."""
         values: list[Any] = [x]
-        lengths: list[Any] = [sample_norms(x)]
-        rounding = [torch.zeros(len(x), dtype=torch.float64)]
-        underflow = [0.0]
         for claim in self.claims[1:]:
             values.append(claim.run(*(values[i] for i in claim.inputs)))
-            lengths.append(None if claim.constant is None else sample_norms(values[-1]))
-            here, lost = (
-                torch.zeros(len(x), dtype=torch.float64),
-                max((underflow[i] for i in claim.inputs), default=0.0),
-            )
-            for i in claim.inputs:
-                here = torch.maximum(here, rounding[i])
-            for number, c in ((len(values) - 1, claim.constant), *((i, self.claims[i].constant) for i in claim.inputs)):
-                if c is not None and c > _SMALLEST and lengths[number] is not None:
-                    here = here + claim.unit * lengths[number] / c
-                    lost += self.smallest * math.sqrt(values[number][0].numel()) / c
+        known = [
+            i for i, claim in enumerate(self.claims) if claim.constant is not None and _is_batch(values[i], len(x))
+        ]
+        lengths = dict(zip(known, _norms([values[i] for i in known]), strict=True))
+        rounding, underflow = [np.zeros(len(x))], [0.0]
+        for number, claim in enumerate(self.claims[1:], start=1):
+            here = functools.reduce(np.maximum, [rounding[i] for i in claim.inputs], np.zeros(len(x)))
+            lost = max((underflow[i] for i in claim.inputs), default=0.0)
+            for i in (number, *claim.inputs):
+                c = self.claims[i].constant
+                if c is not None and c > _SMALLEST and i in lengths:
+                    here = here + claim.unit * lengths[i] / c
+                    lost += self.smallest * math.sqrt(values[i][0].numel()) / c
             rounding.append(here)
             underflow.append(lost)
-        self.longest = torch.stack([length for length in lengths if length is not None]).amax(0)
+        self.longest = np.max(np.stack(list(lengths.values())), axis=0)
         self.underflow = underflow[-1]
         return values, rounding
 
     def pair(self, x: Tensor, y: Tensor) -> None:
         """Compare all steps at x and y."""
         with torch.no_grad():
-            self._compare(*self.run(torch.cat([x, y])), sample_norms(y - x))
+            self._compare(*self.run(torch.cat([x, y])), sample_norms(y - x).numpy())
 
-    def _compare(self, values: list[Any], rounding: list[Tensor], distance: Tensor) -> None:
+    def _compare(self, values: list[Any], rounding: list[np.ndarray], distance: np.ndarray) -> None:
         self.values = values
-        last = len(self.claims) - 1
-        for number, (claim, value) in enumerate(zip(self.claims, values, strict=True)):
-            # Without a claim nothing is known of the first axis either: it need not be the batch.
-            is_shown = number == last and isinstance(value, Tensor) and value.shape[:1] == (2 * len(distance),)
-            if isinstance(value, Tensor) and (claim.constant is not None or is_shown):
-                ratio = self._ratio(claim, value.detach(), rounding[number], distance)
-                if number == last:
-                    self.best, self.last = max(self.best, ratio), ratio
-
-    def _ratio(self, claim: Claim, value: Tensor, rounding: Tensor, distance: Tensor) -> float:
-        """The largest ratio of the pairs, as it may be shown; raises if one is above the claim."""
-        half = len(value) // 2
-        seen = sample_norms(value[:half] - value[half:])
-        both = sample_norms(value)[:half] + sample_norms(value)[half:]
-        c = claim.constant
-        if c is None:
-            shown = (seen - claim.unit * _REALISTIC * both) / distance
-        else:
-            allowed = claim.unit * both  # all that there is for what does not depend on the input
-            if c > 0:
-                allowed = c * (distance * (1 + _SLACK) + rounding[:half] + rounding[half:])
-            is_above = (seen > allowed) & (distance > 0) & (c == 0 or c > _SMALLEST)
-            if bool(is_above.any()):
-                refute(claim.title, float((seen / distance)[is_above].max()), c)
-            shown = (seen - c * _REALISTIC * (rounding[:half] + rounding[half:])) / distance
-        shown = shown[torch.isfinite(shown)]
-        largest = max(0.0, float(shown.max())) if len(shown) else 0.0
-        return largest if c is None else min(largest, c)
+        half, last = len(distance), len(self.claims) - 1
+        chosen = [
+            number
+            for number, (claim, value) in enumerate(zip(self.claims, values, strict=True))
+            if _is_batch(value, 2 * half) and (claim.constant is not None or number == last)
+        ]
+        differences = _norms([values[number][:half] - values[number][half:] for number in chosen])
+        for number, seen in zip(chosen, differences, strict=True):
+            both = rounding[number][:half] + rounding[number][half:]
+            _check(self.claims[number], values[number], seen, both, distance)
+            if number == last:
+                self.last = _shown(self.claims[number], values[number], seen, both, distance)
+                self.best = max(self.best, self.last)
 
     def climb(self, x: Tensor, steps: int, v: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Power steps on the derivative of the output; in a long search every third also moves the points uphill.
@@ -216,8 +222,8 @@ class Search:
             with torch.enable_grad():
                 other = leaf + _stride(x) * v
                 values, rounding = self.run(torch.cat([leaf, other]))
-                self._compare(values, rounding, sample_norms(other - leaf))
-                if values[-1].shape[:1] != (2 * len(x),):  # an output without the batch, of which nothing is claimed
+                self._compare(values, rounding, sample_norms(other - leaf).numpy())
+                if not _is_batch(values[-1], 2 * len(x)):  # an output without a batch axis has no claim
                     break
                 here, there = values[-1][: len(x)], values[-1][len(x) :]
                 u = _unit((there - here).detach())
@@ -233,7 +239,7 @@ class Search:
         self.pair(x, x + _stride(x) / _STEP * v)
 
     def follow(self, x: Tensor, target: Claim) -> None:
-        """A function of the output with values that are numbers: its own gradient is the steepest direction."""
+        """A scalar function of the output: its own gradient is the steepest direction."""
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
             value = target.run(self.run(torch.cat([leaf, leaf]))[0][-1])
@@ -245,8 +251,7 @@ class Search:
                 # The rounding of the output is in units of the input by the constant of the output, not of the target.
                 last = self.claims[-1].constant or 0.0
                 scale = last / target.constant if target.constant else 0.0
-                gap = sample_norms(both[len(x) :] - both[: len(x)])
-                self._ratio(target, target.run(values[-1]), 2 * scale * rounding[-1], gap)
+                _measure(target, both, target.run(values[-1]), 2 * scale * rounding[-1])
 
     def alone(self, number: int, steps: int) -> float:
         """The steepest slope of one step at its operand, by power steps there."""
@@ -255,35 +260,74 @@ class Search:
         operand = self.values[source]
         if not isinstance(operand, Tensor) or not operand.numel():
             return 0.0
-        z, half = operand[:1].detach(), 1
+        z = operand[:1].detach()
         own = replace(claim, constant=claim.factor)
         best, v = 0.0, _unit(torch.randn(z.shape, dtype=z.dtype, generator=self.generator))
         for step in range(steps):
             leaf = z.requires_grad_()
             with torch.enable_grad():
-                other = leaf + _stride(z) * v
-                y = claim.run(torch.cat([leaf, other]))
+                operands = torch.cat([leaf, leaf + _stride(z) * v])
+                y = claim.run(operands)
                 if not isinstance(y, Tensor):
                     return 0.0
-                best = max(best, self._alone(own, torch.cat([leaf, other]).detach(), y.detach()))
-                u = _unit((y[half:] - y[:half]).detach())
-                v = _gradient((y[:half] * u).sum(), leaf, v, self.generator)
+                best = max(best, _measure(own, operands, y))
+                u = _unit((y[1:] - y[:1]).detach())
+                v = _gradient((y[:1] * u).sum(), leaf, v, self.generator)
             z = z.detach()
-            if step == 0 and steps <= 8:  # also where all entries rise together, as averages and copies like it
-                ones = _unit(torch.ones_like(z))
+            if step == 0 and steps <= 8:  # also the direction in which all entries rise: averages and copies like it
                 with torch.no_grad():
-                    both = torch.cat([z, z + _stride(z) * ones])
-                    best = max(best, self._alone(own, both, claim.run(both)))
+                    operands = torch.cat([z, z + _stride(z) * _unit(torch.ones_like(z))])
+                    best = max(best, _measure(own, operands, claim.run(operands)))
         return best
 
-    def _alone(self, claim: Claim, operands: Tensor, value: Tensor) -> float:
-        half = len(value) // 2
-        c = claim.constant
-        rounding = torch.zeros(len(value), dtype=torch.float64)
-        if c is not None and c > _SMALLEST:
-            rounding = claim.unit * (sample_norms(operands) + sample_norms(value) / c)
-        distance = sample_norms(operands[half:] - operands[:half])
-        return self._ratio(claim, value, rounding, distance)
+
+def _measure(claim: Claim, operands: Tensor, value: Tensor, rounding: np.ndarray | None = None) -> float:
+    """The largest ratio between the first and the second half of a batch; raises if one is above the claim.
+
+    Args:
+        claim: of a function of the operands.
+        operands: (2 N, ...).
+        value: (2 N, ...), of the function.
+        rounding: (2 N) possible rounding errors, in units of the operands. Default: those of one step.
+    """
+    half, c = len(value) // 2, claim.constant
+    lengths, sizes = _norms([operands, value])
+    if rounding is None:
+        rounding = claim.unit * (lengths + sizes / c) if c is not None and c > _SMALLEST else np.zeros(len(value))
+    seen, distance = _norms([z[:half] - z[half:] for z in (value, operands)])
+    both = rounding[:half] + rounding[half:]
+    _check(claim, value, seen, both, distance)
+    return _shown(claim, value, seen, both, distance)
+
+
+def _check(claim: Claim, value: Tensor, seen: np.ndarray, rounding: np.ndarray, distance: np.ndarray) -> None:
+    """Raise if a distance of two results, `seen`, is above the claim; see Note [Slack]."""
+    c = claim.constant
+    if c is None or 0 < c <= _SMALLEST:
+        return
+    # Rounding is all that remains of a step that does not depend on the input.
+    allowed = c * (distance * (1 + _SLACK) + rounding) if c > 0 else claim.unit * _pair_sums(value)
+    is_above = (seen > allowed) & (distance > 0)
+    if is_above.any():
+        refute(claim.title, float((seen / distance)[is_above].max()), c)
+
+
+def _shown(claim: Claim, value: Tensor, seen: np.ndarray, rounding: np.ndarray, distance: np.ndarray) -> float:
+    """The largest ratio, less a realistic rounding error: a number to print."""
+    c = claim.constant
+    error = claim.unit * _pair_sums(value) if c is None else c * rounding
+    with np.errstate(all="ignore"):
+        ratios = (seen - _REALISTIC * error) / distance
+    ratios = ratios[np.isfinite(ratios)]
+    largest = max(0.0, float(ratios.max())) if len(ratios) else 0.0
+    return largest if c is None else min(largest, c)
+
+
+def _pair_sums(value: Tensor) -> np.ndarray:
+    """The norms of the first and of the second half of a batch, added."""
+    lengths = _norms([value])[0]
+    half = len(value) // 2
+    return lengths[:half] + lengths[half:]
 
 
 def refute(title: str, seen: float, proved: float) -> None:
@@ -298,21 +342,35 @@ def _stride(x: Tensor) -> Tensor:
     return (_STEP * sample_norms(x).clamp(min=1.0)).reshape(-1, *(1,) * (x.dim() - 1))
 
 
-def sample_norms(x: Any) -> Any:
-    """The norm of each sample; None for values that are not tensors.
+def sample_norms(x: Tensor) -> Tensor:
+    """The norm of each sample, also where squares underflow or overflow.
 
     Examples:
         >>> sample_norms(torch.tensor([[3e-200, 4e-200]], dtype=torch.float64))  # the squares underflow
         tensor([5.0000e-200], dtype=torch.float64)
     """
-    if not isinstance(x, Tensor):
-        return None
     flat = x.detach().reshape(len(x), -1)  # not flatten(1): a network may have one number for each sample
-    if not flat.numel():
-        return flat.norm(dim=1)
+    norms = torch.linalg.vector_norm(flat, dim=1)
+    if not flat.numel() or _is_moderate(norms.numpy() if norms.dtype == torch.float64 else np.zeros(1)):
+        return norms
     most = 900 if flat.dtype == torch.float64 else 100
     exponent = torch.frexp(flat.abs().amax(1)).exponent.clamp(-most, most)
     return torch.ldexp(torch.ldexp(flat, -exponent[:, None]).norm(dim=1), exponent)
+
+
+def _is_moderate(norms: np.ndarray) -> bool:
+    """Whether no square of these norms has underflowed or overflowed."""
+    return bool(norms.min() > 1e-140 and norms.max() < 1e140)
+
+
+def _is_batch(value: Any, count: int) -> bool:
+    """Whether a value has that many samples; a split has several tensors."""
+    return isinstance(value, Tensor) and value.shape[:1] == (count,)
+
+
+def _norms(values: Sequence[Tensor]) -> list[np.ndarray]:
+    """The norms of the samples of several values."""
+    return [sample_norms(value).numpy() for value in values]
 
 
 def _unit(x: Tensor) -> Tensor:

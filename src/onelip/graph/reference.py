@@ -108,9 +108,11 @@ class Reference:
             count = len(some)
             values, off = search.run(torch.cat([some, some]) if is_pair and count == 1 else some)
             y = values[-1]
-            allowed = self.scale * (c * off[-1] + UNIT * sample_norms(y)) + c * search.underflow + self.coarsest.tiny
+            rounding = self.scale * (c * torch.from_numpy(off[-1]) + UNIT * sample_norms(y))
+            allowed = rounding + c * search.underflow + self.coarsest.tiny
+            fits = torch.from_numpy(search.longest < 2.0**-10 * self.coarsest.max)
             parts.append(y[:count])
-            near.append(torch.where(search.longest < 2.0**-10 * self.coarsest.max, allowed, math.inf)[:count])
+            near.append(torch.where(fits, allowed, math.inf)[:count])
         return torch.cat(parts), torch.cat(near)
 
     def check(self, x: Tensor, y: Tensor, what: str) -> None:
