@@ -2,14 +2,18 @@
 
 python benchmarks/fast_trials.py ablation --data-root DIR    # one epoch each: results/fast_ablation.json
 python benchmarks/fast_trials.py methods --data-root DIR     # 20 CPU seconds each: results/methods_by_time.json
+python benchmarks/fast_trials.py retraction --data-root DIR  # half an epoch each: results/retract_every.json
 
-Both parts use the recipe of `onelip train --budget` and hold out a tenth of the training images. A run that is in the
-file already is not run again. Seconds are those of the CPU, because the machine is shared.
+All parts hold out a tenth of the training images; the first two use the recipe of `onelip train --budget`. A run that
+is in the file already is not run again. Seconds are those of the CPU, because the machine is shared.
 
 The second part gives each method the same network, augmentation, batch size and CPU seconds. The learning rate follows
 the seconds that are used, so it reaches zero with the budget whatever a step costs. Its peak is the best on the
 held-out images, at one seed: the search starts at the same rate for all, and triples or divides it by three until it
 gets worse. Test images are used for the table only, with three seeds at the best rate.
+
+The third part trains a narrow AOL-Small with SGD: the exact scale of AOL in each step, against P itself with R2 after
+every k-th step (`--retract-every`).
 """
 
 import argparse
@@ -34,7 +38,7 @@ from onelip.training.build import build_model
 from onelip.training.distributed import Process
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
-from onelip.training.recipe import Recipe, recipe_for_budget
+from onelip.training.recipe import Recipe, preset, recipe_for_budget
 
 BASE = recipe_for_budget(20).replace(epochs=1, bf16=True, threads=1)
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "optimizer_options": ()}
@@ -93,6 +97,14 @@ INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bcop, no batch centring": ("bcop", WITHOUT_CENTRING),
     "cayley, no batch centring": ("cayley", WITHOUT_CENTRING),
 }
+# A narrow AOL-Small with the optimizer of the paper.
+NARROW = preset("short").replace(
+    model_options=("channels=64", "width=8", "convs=4", "linears=4"), epochs=1, epoch_part=0.5, warmup=0.15, threads=1
+)
+RETRACTIONS: dict[str, dict[str, Any]] = {
+    f"lr {lr:g}, {f'R2 every {every}th step' if every else 'exact scale'}": {"lr": lr, "retract_every": every}
+    for lr, every in [(0.005, 0), (0.005, 8), (0.005, 16), (0.001, 0), (0.001, 16), (0.01, 0), (0.01, 4)]
+}
 FACTOR, MOST_RATES = 3.0, 6
 
 
@@ -138,11 +150,22 @@ class Trials:
 
 
 def ablation(trials: Trials, args: argparse.Namespace) -> None:
-    record = Record("fast_ablation", args, BASE, seeds=args.seeds)
-    for name, changes in PAIRS.items():
+    matched(trials, args, "fast_ablation", BASE, PAIRS)
+
+
+def retraction(trials: Trials, args: argparse.Namespace) -> None:
+    matched(trials, args, "retract_every", NARROW, RETRACTIONS)
+
+
+def matched(
+    trials: Trials, args: argparse.Namespace, file: str, base: Recipe, pairs: dict[str, dict[str, Any]]
+) -> None:
+    """Runs of one recipe with some settings changed, several seeds each."""
+    record = Record(file, args, base, seeds=args.seeds)
+    for name, changes in pairs.items():
         if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
             continue
-        runs = [trials.run(BASE.replace(seed=seed, **changes)) for seed in range(args.seeds)]
+        runs = [trials.run(base.replace(seed=seed, **changes)) for seed in range(args.seeds)]
         row = {"name": name, "changes": dict(changes), **mean_and_spread(runs), "runs": runs}
         record.rows.append(row)
         record.write()
@@ -246,7 +269,7 @@ class Record:
 
     def __init__(self, name: str, args: argparse.Namespace, recipe: Recipe, **facts: Any) -> None:
         self.path = (args.out or RESULTS) / f"{name}.json"
-        what = "CIFAR-10, 5,000 training images held out; aol-fast-small; mean and range over seeds; one thread"
+        what = f"CIFAR-10, 5,000 training images held out; {recipe.model}; mean and range over seeds; one thread"
         command = f"python benchmarks/fast_trials.py {args.part} --data-root DIR"
         head = {"what": what, "command": command, "torch": torch.__version__, **facts}
         new = {**head, "recipe": recipe.to_json(), "rows": []}
@@ -262,7 +285,7 @@ class Record:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("ablation", "methods"))
+    parser.add_argument("part", choices=("ablation", "methods", "retraction"))
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run of `methods`")
@@ -270,7 +293,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory of the file; default: results/")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"ablation": ablation, "methods": methods}[args.part](Trials(args.data_root), args)
+    {"ablation": ablation, "methods": methods, "retraction": retraction}[args.part](Trials(args.data_root), args)
 
 
 if __name__ == "__main__":

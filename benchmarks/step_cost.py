@@ -29,6 +29,7 @@ STEPS = 16  # of each candidate in a round, or 4 where all steps are alike
 NETWORKS = ("aol-small:250", "aol-small:32", "aol-fc:250", "aol-large:250", "aol-fast-medium:250")
 CANDIDATES: dict[str, dict[str, object] | None] = {
     "AOL, SGD": None,
+    "SGD, R2 every 16th": {"sgd": 16},
     "tangent SGD, R2 every step": {"orthogonalize": 0, "every": 1},
     "tangent SGD, R2 every 8th": {"orthogonalize": 0, "every": 8},
     "LipschitzMuon, R2 every step": {"every": 1},
@@ -44,7 +45,9 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
     model.train()
     options = CANDIDATES.get(candidate)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True)
-    if options is not None:
+    if options is not None and "sgd" in options:
+        onelip.optim.retract_after(optimizer, model, every=options["sgd"])  # pyright: ignore
+    elif options is not None:
         optimizer = onelip.optim.LipschitzMuon(model, lr=1e-3, momentum=0.9, **options)  # pyright: ignore
     images = torch.rand(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(10, (batch,))

@@ -330,6 +330,8 @@ def test_unscaled_layers_are_seen_in_training_mode_alone():
         for i in (0, 4):
             assert torch.equal(model[i].weight, model[i].parametrizations.weight.original)
         assert torch.equal(model[2].weight, exact[2])  # overlapping taps: R2 is not exact
+        with unscaled(model, convolutions=True):
+            assert torch.equal(model[2].weight, model[2].parametrizations.weight.original)
         plain = onelip.bake(model)
         assert all(torch.equal(plain[i].weight, exact[i]) for i in exact)
         audits = [onelip.audit(m, torch.zeros(1, 2, 6, 6), lower=False).upper for m in (model, plain)]

@@ -69,6 +69,42 @@ def test_steps_without_r2_use_the_weights_of_aol(options, is_unscaled):
     assert seen == [is_unscaled]
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_unscaled"),
+    [({"optimizer": "sgd", "retract_every": 2}, True), ({"optimizer": "sgd"}, False), ({"optimizer": "muon"}, False)],
+)
+def test_retracted_steps_of_kernels_with_several_taps(changes, is_unscaled):
+    torch.manual_seed(0)
+    model = onelip.create_model("patchwise-tiny", image_size=8, in_channels=1, channels=8, width=2)
+    layer = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (3, 3))
+    P = layer.parametrizations.weight.original
+    seen = []
+    hook = layer.register_forward_hook(lambda *_: seen.append(torch.equal(layer.weight, P)))
+    with torch.no_grad():
+        P *= 1.1  # what AOL would undo
+    learner = Learner(Recipe(momentum=0.5, **changes), model)
+    distances = []
+    for _ in range(4):
+        learner.step(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64), batch_size=4, progress=0.0, lr=1e-4)
+        flat = P.detach().flatten(1)
+        distances.append(float((flat @ flat.T - torch.eye(len(flat))).abs().max()))
+    hook.remove()
+    assert seen == [is_unscaled] * 4
+    if changes.get("retract_every"):
+        assert distances[0] > 0.1 > 0.01 > distances[1]  # retracted at the second step
+    assert onelip.audit(model, torch.zeros(1, 1, 8, 8), lower=False).upper <= 1 + 1e-6
+
+
+def test_retract_every_is_for_aol_and_for_optimizers_of_torch():
+    with pytest.raises(RecipeError, match="--optimizer-options every=N"):
+        Recipe(optimizer="muon", retract_every=4)
+    with pytest.raises(RecipeError, match="retract_every of at least 0, got -1"):
+        Recipe(retract_every=-1)
+    plain = onelip.create_model("patchwise-tiny", image_size=8, in_channels=1, method="bcop")
+    with pytest.raises(RecipeError, match="a model with AOL layers, got none"):
+        make_optimizer(plain, Recipe(retract_every=4))
+
+
 def test_two_processes(tmp_path):
     options = ["--model-options", *FAST.model_options, "--optimizer-options", "products=float32"]
     flags = [
@@ -82,10 +118,13 @@ def test_two_processes(tmp_path):
     assert_close(tmp_path / "two", tmp_path / "one")
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("optimizer", ["muon", "adamw", "retracted sgd"])
 @pytest.mark.parametrize("model", ["aol-fast-small", "patchwise-tiny"])
 def test_killed_and_resumed(optimizer, model, tmp_path):
-    recipe = FAST.replace(optimizer=optimizer, model=model, lr=0.01, epoch_part=0.8, evaluate_every=2, epochs=3)
+    """The retraction at every third step is counted through the interruption."""
+    every = 3 if optimizer == "retracted sgd" else 0
+    recipe = FAST.replace(optimizer="sgd" if every else optimizer, retract_every=every, model=model, lr=0.01)
+    recipe = recipe.replace(epoch_part=0.8, evaluate_every=2, epochs=3)
     if model == "patchwise-tiny":  # with 3x3 kernels
         recipe = recipe.replace(model_options=SMALL.model_options)
     train(recipe, tmp_path / "whole")

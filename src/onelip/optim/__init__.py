@@ -17,6 +17,6 @@ if TYPE_CHECKING:
     from onelip.optim.layers import retract_ as retract_, unscaled as unscaled
     from onelip.optim.muon import LipschitzMuon as LipschitzMuon
     from onelip.optim.operators import orthogonalize as orthogonalize, retract as retract, tangent as tangent
-    from onelip.optim.retraction import retract_after as retract_after
+    from onelip.optim.retraction import keeps_norms as keeps_norms, retract_after as retract_after
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -110,17 +110,20 @@ def retract_(model: nn.Module, kind: Retraction = "r2") -> int:
 
 
 @contextmanager
-def unscaled(model: nn.Module) -> Iterator[None]:
+def unscaled(model: nn.Module, *, convolutions: bool = False) -> Iterator[None]:
     r"""Run AOL layers with P itself as their weight in training mode, within the context.
 
-    After R2 at every step the norm of a matrix P is at most 1 and its columns are nearly orthonormal, so AOL would
-    change it by less than the next step does: leaving it out saves the rescaling and its derivative. This affects only
-    layers in training mode whose operator is a matrix with at most as many columns as rows (dense layers,
-    1x1 convolutions, kernels as large as their stride). Evaluation, `onelip.bake`, audits and certificates always apply
-    AOL, within the context too.
+    After R2 the norm of a matrix P is at most 1 and its columns are nearly orthonormal, so AOL would change it by less
+    than the next step does: leaving it out saves the rescaling and its derivative. This affects only layers in training
+    mode whose operator has at most as many columns as rows. Evaluation, `onelip.bake`, audits and certificates always
+    apply AOL, within the context too.
 
     Args:
-        model: a model whose optimiser retracts by R2 at every step.
+        model: a model whose optimiser retracts by R2, such as `onelip.optim.retract_after`.
+        convolutions: False for layers whose operator is a matrix (dense layers, 1x1 convolutions, kernels as large as
+            their stride). True for all kernels: R2 cuts products of larger kernels back to their size, so P can have a
+            norm above 1. With SGD at the rate of the paper nothing is lost by it, but with `LipschitzMuon` at a rate of
+            0.03 these layers did not learn.
 
     Examples:
         >>> import onelip
@@ -132,10 +135,11 @@ def unscaled(model: nn.Module) -> Iterator[None]:
         >>> optimizer.step()
     """
     chosen: list[AOL] = []
-    matrices = {id(p.P) for p in orthogonal_parameters(model) if p.is_tall and p.has_one_tap}
+    parameters = orthogonal_parameters(model)
+    meant = {id(p.P) for p in parameters if p.is_tall and (convolutions or p.has_one_tap)}
     for module in model.modules():
         found = find_aol(module) if isinstance(module, LINEAR_LAYERS) else None
-        if found is not None and found.log_q is None and not found.is_unscaled and id(original_of(module)) in matrices:
+        if found is not None and found.log_q is None and not found.is_unscaled and id(original_of(module)) in meant:
             chosen.append(found)
     for parametrization in chosen:
         parametrization.is_unscaled = True

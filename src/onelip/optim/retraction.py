@@ -9,9 +9,11 @@ from torch.utils.hooks import RemovableHandle
 
 from onelip.core.arguments import check_integer
 from onelip.optim.layers import orthogonal_parameters
+from onelip.optim.muon import LipschitzMuon
 from onelip.optim.operators import RETRACTIONS, Retraction, retract, tangent as project_to_tangent
 
 _STEP = "retraction_step"  # in the first group of the optimizer, so that its state dict has it
+_KIND = "retraction_kind"
 
 
 class Retracted(RemovableHandle):
@@ -35,14 +37,17 @@ def retract_after(
 ) -> RemovableHandle:
     """Make an optimizer keep the AOL layers of a model near orthogonality; `.remove()` the handle to end that.
 
-    Parameters without a gradient are left unchanged.
+    Parameters without a gradient are left unchanged. Between retractions by R2 the training step can leave AOL out:
+    run it within `onelip.optim.unscaled(model)`. It then costs about as much as the step of a plain network.
 
     Args:
         optimizer: any optimizer of torch.
         model: the model whose orthogonal layers are meant.
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
-        every: retract after every `every`-th step. The count is kept in the state dict of the optimizer.
+        every: retract after every `every`-th step. The count is kept in the state dict of the optimizer. The larger the
+            learning rate, the smaller it must be: with the rates of the paper 16 loses nothing, and with ten times
+            these rates training diverges.
 
     Examples:
         >>> import onelip
@@ -61,6 +66,7 @@ def retract_after(
             "expected a model with AOL layers, got none; apply AOL first, such as onelip.constrain(model, 'aol')"
         )
     optimizer.param_groups[0].setdefault(_STEP, 0)
+    optimizer.param_groups[0][_KIND] = retraction
 
     @torch.no_grad()
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -84,3 +90,15 @@ def retract_after(
     if tangent:
         handles.append(optimizer.register_step_pre_hook(before))
     return Retracted(*handles)
+
+
+def keeps_norms(optimizer: Optimizer) -> bool:
+    """Whether an optimizer keeps the norms of orthogonal layers near 1, so that training can leave AOL out.
+
+    True for `retract_after` with R2, and for `LipschitzMuon` with R2 at every step or along tangents: a step of rate
+    $\\eta$ along a tangent changes the square of the norm by about $\\eta^2$.
+    """
+    if isinstance(optimizer, LipschitzMuon):
+        groups = optimizer.param_groups
+        return all(g["retraction"] == "r2" and (g["every"] == 1 or g["tangent"]) for g in groups)
+    return optimizer.param_groups[0].get(_KIND) == "r2"

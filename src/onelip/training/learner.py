@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from onelip.core.errors import RecipeError
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.data import Augmentation, Batches, DataError, ImageData
-from onelip.optim import LipschitzMuon, unscaled
+from onelip.optim import LipschitzMuon, keeps_norms, retract_after, unscaled
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
 from onelip.training.recipe import Recipe, parse_options
@@ -86,21 +86,21 @@ def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -
         {"params": rest, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    optimizer: torch.optim.Optimizer
     if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999), **options)
-    return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
+        optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(recipe.momentum, 0.999), **options)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
+    if recipe.retract_every:
+        retract_after(optimizer, model, every=recipe.retract_every)
+    return optimizer
 
 
 def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """The context of a forward pass in training: where steps end with R2, AOL can be left out of it.
-
-    Also with a retraction at every k-th step: between two of them a step of rate lr along a tangent changes the square
-    of the norm of P by about lr^2.
-    """
-    is_retracted = isinstance(optimizer, LipschitzMuon) and all(
-        group["retraction"] == "r2" and (group["every"] == 1 or group["tangent"]) for group in optimizer.param_groups
-    )
-    return unscaled(model) if is_retracted else nullcontext()
+    """The context of a forward pass in training. If the optimizer keeps the norms of P near 1, AOL is left out."""
+    if not keeps_norms(optimizer):
+        return nullcontext()
+    return unscaled(model, convolutions=not isinstance(optimizer, LipschitzMuon))
 
 
 def linear_weights(model: nn.Module) -> list[Tensor]:

@@ -34,6 +34,7 @@ LATER_FIELDS = (
     "start_from",
     "accumulate",
     "ema",
+    "retract_every",
 )
 
 
@@ -88,6 +89,10 @@ class Recipe:
     trains AOL layers many times faster; its learning rate is about the angle of a step, 0.02 to 0.1."""
     optimizer_options: tuple[str, ...] = ()
     """Options of the optimizer, as key=value: retraction=r1 tangent=false for muon."""
+    retract_every: int = 0
+    """With sgd and adamw: move the weights of AOL layers back to orthogonality after every N-th step, and leave the
+    rescaling out of the steps between (onelip.optim.retract_after): a step costs about as much as that of the plain
+    network. 16 for the learning rate of the paper, fewer for larger rates; 0 for never."""
     lr: float = 1e-3
     """Learning rate; its peak with the one-cycle schedule."""
     momentum: float = 0.9
@@ -149,6 +154,7 @@ class Recipe:
             ("evaluate_every", 1, 10**9),
             ("batch_size", 1, 10**9),
             ("accumulate", 1, 10**9),
+            ("retract_every", 0, 10**9),
             ("seed", 0, 2**63 - 1),
             ("threads", 0, 4096),
             ("momentum", 0, 1),
@@ -165,6 +171,8 @@ class Recipe:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")
         if self.optimizer != "sgd" and self.momentum == 1:
             raise RecipeError(f"expected momentum below 1 for {self.optimizer}, got 1")
+        if self.optimizer == "muon" and self.retract_every:
+            raise RecipeError("muon has its own retraction; use --optimizer-options every=N instead of --retract-every")
         if self.image_size != "original" and self.resize_to is None:
             raise RecipeError(
                 f'expected image_size to be "original", N or HEIGHTxWIDTH, such as 64 or 48x64, got {self.image_size!r}'
