@@ -190,6 +190,29 @@ def pairs() -> str:
     return table(("one epoch of aol-fast-small", "CRA 36/255", "range", "CPU s"), rows)
 
 
+def retraction() -> str:
+    """The exact scale of AOL against a retraction after every k-th step."""
+    rows = [
+        (row["name"], f"{100 * row['accuracy']:.1f}", f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}")
+        for row in read("retract_every")["rows"]
+    ]
+    return table(("half an epoch of a narrow AOL-Small", "accuracy", "CRA 36/255", "range"), rows)
+
+
+def step_costs() -> str:
+    """CPU time and memory of a training step, relative to the plain network."""
+    found: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
+    for row in read("step_cost")["rows"]:
+        costs = row["ratio to plain"], row["peak to plain"]
+        found.setdefault((row["network"], row["batch"]), {})[row["step"]] = costs
+    steps = [step for step in dict.fromkeys(step for costs in found.values() for step in costs) if step != "plain"]
+    cells = [
+        (name, batch, *("{:.2f} ({:.2f})".format(*costs[step]) if step in costs else "" for step in steps))
+        for (name, batch), costs in found.items()
+    ]
+    return table(("network", "batch", *steps), cells)
+
+
 def by_time() -> str:
     """All methods with one budget of CPU seconds, the best first."""
     found = sorted(read("methods_by_time")["rows"], key=lambda row: row.get("cra_36") or -1, reverse=True)
@@ -255,7 +278,7 @@ def shown(number: float | None, form: str) -> str:
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
-    RESULTS.parent / "docs" / "training.md": (fast, pairs),
+    RESULTS.parent / "docs" / "training.md": (fast, pairs, step_costs, retraction),
     RESULTS.parent / "docs" / "methods.md": (measured, by_time, steps, layers),
     RESULTS.parent / "docs" / "compare.md": (one_epoch,),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),

@@ -131,3 +131,24 @@ def test_products_in_bfloat16_are_near():
     ):
         assert low.dtype == torch.float32
         assert (low - full).norm() < 0.02 * full.norm()
+
+
+@pytest.mark.parametrize("is_nilpotent", [True, False])
+def test_kernels_leave_the_centre_only_along_nilpotent_directions(is_nilpotent):
+    """I + e (A z - A^T / z) is near an orthogonal kernel of three taps only if A^2 = 0; see docs/training.md."""
+    torch.manual_seed(0)
+    n, e = 16, 0.8
+    A = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64))[0]
+    if is_nilpotent:
+        half = torch.zeros_like(A)
+        half[: n // 2, n // 2 :] = torch.linalg.qr(torch.randn(n // 2, n // 2, dtype=torch.float64))[0]
+        A = A @ half @ A.T
+    P = torch.stack([-e * A.T, torch.eye(n, dtype=torch.float64), e * A], 2)[None]
+    for _ in range(100):
+        P = retract(P)
+    energy = P.square().sum((0, 1, 2)) / P.square().sum()
+    assert energy[1] < 0.62 if is_nilpotent else energy[1] > 0.95
+    if is_nilpotent:
+        z = torch.exp(2j * torch.pi * torch.arange(8, dtype=torch.float64) / 8)[:, None, None]
+        K = P[0, ..., 0] / z + P[0, ..., 1] + P[0, ..., 2] * z
+        assert torch.allclose(torch.linalg.svdvals(K), torch.ones(1, dtype=torch.float64), atol=1e-9)
