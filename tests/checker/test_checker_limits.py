@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import types
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from _certificate_files import safetensors, sealed, write
 from _certificates import Builder
 from _certified_networks import dyadic, everything, files, pixels, rejected, small
 
-from onelip.checker import Rejected, certificate, check, limits, norms, program, proof
+from onelip.checker import Rejected, certificate, check, frequencies, limits, norms, program, proof
 from onelip.checker.reading import TrackedDict
 
 ONE = {"lipschitz": "1", "norm": "1", "error": "1", "place": ""}
@@ -372,3 +373,18 @@ def seconds_of_logits(tmp_path, count):
 def test_the_time_of_a_wide_program_is_linear(tmp_path):
     short, long = (min(seconds_of_logits(tmp_path, count) for _ in range(3)) for count in (1000, 8000))
     assert long < 24 * short  # 8 times as many nodes; it was the square of that
+
+
+def test_deep_trees_of_frequencies_are_rejected_before_their_points_are_computed(monkeypatch):
+    """Each halving adds a bit to a point, and powers multiply the bits: 900 halvings took minutes."""
+    kernel = np.ones((400, 1, 1, 1))
+    monkeypatch.setattr(frequencies, "powers", lambda *_: pytest.fail("a point was computed"))
+    assert not frequencies.is_covered(kernel, Fraction(800), "0" * 900 + "1")
+
+
+def test_powers_of_points_are_exact():
+    t = Fraction(3, 1024)
+    a = 2 * math.atan(t) + math.pi / 2
+    found = frequencies.powers(t, 1, 50)
+    assert np.allclose(found, np.exp(1j * a * np.arange(50)), rtol=0, atol=1e-14)
+    assert max(abs(abs(z) - 1) for z in found) < 2**-51

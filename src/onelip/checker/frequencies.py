@@ -9,7 +9,8 @@ same question with one angle less. V(-a) is the conjugate of V(a), so half of th
 
 Angles are 2 atan(t) + q pi / 2, q = 0 .. 3, 0 <= t <= 1, with exp(i a) = i^q (1 + i t)^2 / (1 + t^2). An arc from lo to
 hi has its c in the middle, w = (c - lo) / (1 + lo c): the angle from lo to c is 2 atan(w), that from c to hi is less.
-In the tree "1" is an arc that is used, followed by the tree of the next angle, and "0" one that is halved.
+In the tree "1" is an arc that is used, followed by the tree of the next angle, and "0" one that is halved, at most 40
+times, so that the integers of its points stay small.
 """
 
 import math
@@ -38,14 +39,15 @@ def is_below(v: Any, T: int) -> bool:
 
 
 def powers(t: Fraction, quarter: int, count: int) -> np.ndarray:
-    """exp(i k a) for k = 0, 1, ...: exact fractions, rounded once."""
-    x, y = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+    """exp(i k a) for k = 0, 1, ...: exact quotients of integers, rounded once."""
+    p, q = t.numerator, t.denominator
+    x, y, r = q * q - p * p, 2 * p * q, q * q + p * p
     x, y = [(x, y), (-y, x), (-x, -y), (y, -x)][quarter]
-    found = [(ONE, ZERO)]
-    for _ in range(count - 1):
-        a, b = found[-1]
-        found.append((a * x - b * y, a * y + b * x))
-    return np.array([complex(float(a), float(b)) for a, b in found])
+    a, b, scale, found = 1, 0, 1, []
+    for _ in range(count):
+        found.append(complex(a / scale, b / scale))  # Python rounds quotients of integers correctly
+        a, b, scale = a * x - b * y, a * y + b * x, scale * r
+    return np.array(found)
 
 
 def is_covered(kernel: np.ndarray, sigma: Fraction, tree: str) -> bool:
@@ -70,7 +72,7 @@ def is_covered(kernel: np.ndarray, sigma: Fraction, tree: str) -> bool:
     def arc(V: np.ndarray, S: Fraction, q: int, lo: Fraction, hi: Fraction) -> bool:
         c, digit = (lo + hi) / 2, next(digits, "")
         if digit == "0":
-            return arc(V, S, q, lo, c) and arc(V, S, q, c, hi)
+            return c.denominator < 2**40 and arc(V, S, q, lo, c) and arc(V, S, q, c, hi)
         f = 1 - ((len(V) - 1) * (c - lo) / (1 + lo * c)) ** 2
         return digit == "1" and f > 0 and below(np.tensordot(powers(c, q, len(V)), V, 1), f * S, 4)
 
