@@ -5,6 +5,7 @@ import contextvars
 import copy
 import enum
 import functools
+import importlib
 import importlib.util
 import io
 import itertools
@@ -731,3 +732,131 @@ def test_a_module_of_the_user_with_the_name_of_a_standard_one(tmp_path):
     spec.loader.exec_module(module)
     with pytest.raises(CannotTrace, match="global count"):
         onelip.audit(module.Model(), torch.rand(2, 3), lower=False)
+
+
+# Found by a review: state behind modules, compiled models, classes and keys.
+
+_SOURCE = """
+import torch
+from torch import nn
+import {package}
+from {package} import config as held
+
+class Nested(nn.Module):
+    def forward(self, x):
+        {package}.config.n += 1
+        return x * (1000.0 if {package}.config.n > 30 else 1.0)
+
+class Local(nn.Module):
+    def forward(self, x):
+        from {package} import config
+        config.n += 1
+        return x * (1000.0 if config.n > 30 else 1.0)
+
+class OfClass(nn.Module):
+    config = held
+    def forward(self, x):
+        self.config.n += 1
+        return x * (1000.0 if self.config.n > 30 else 1.0)
+
+class Default(nn.Module):
+    def forward(self, x, config=held):
+        config.n += 1
+        return x * (1000.0 if config.n > 30 else 1.0)
+
+def get():
+    return held
+
+class Returned(nn.Module):
+    def forward(self, x):
+        get().n += 1
+        return x * (1000.0 if get().n > 30 else 1.0)
+
+class ByName(nn.Module):
+    def forward(self, x):
+        import sys
+        config = sys.modules["{package}.config"]
+        config.n += 1
+        return x * (1000.0 if config.n > 30 else 1.0)
+
+class Dunder(nn.Module):
+    __calls__ = [0]
+    def forward(self, x):
+        self.__calls__[0] += 1
+        return x * (1000.0 if self.__calls__[0] > 30 else 1.0)
+
+class Meta(type(nn.Module)):
+    n = 0
+
+class OfMeta(nn.Module, metaclass=Meta):
+    def forward(self, x):
+        Meta.n += 1
+        return x * (1000.0 if type(type(self)).n > 30 else 1.0)
+
+class Key:
+    n = 0
+    def __init__(self):
+        self.n = 0
+
+class Keys(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = {{(Key(), 1): 0}}
+    def forward(self, x):
+        ((key, _),) = self.table
+        key.n += 1
+        return x * (1000.0 if key.n > 30 else 1.0)
+
+class Counting(nn.Module):
+    n = 0
+    def forward(self, x):
+        self.n += 1
+        return x * (1000.0 if self.n > 30 else 1.0)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of the user with a module `config`, and models that count in all sorts of places."""
+    name = f"users_{tmp_path.name}".replace("-", "_")
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "config.py").write_text("n = 0\n")
+    (folder / "models.py").write_text(_SOURCE.format(package=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    return importlib.import_module(f"{name}.models")
+
+
+@pytest.mark.parametrize(
+    "kind", ["Nested", "Local", "OfClass", "Default", "Returned", "ByName", "Dunder", "OfMeta", "Keys", "Counting"]
+)
+def test_state_behind_modules_classes_and_keys(package, kind):
+    model = getattr(package, kind)()
+    with pytest.raises(CannotTrace):
+        onelip.audit(model, torch.rand(1, 3), lower=False)
+    assert package.held.n == 0  # restored
+
+
+def test_state_inside_of_compiled_models(package):
+    model = package.Counting().train()
+    compiled = torch.compile(model, backend="eager")
+    for whole in (compiled, nn.Sequential(compiled)):
+        with pytest.raises(CannotTrace, match=r"_orig_mod\.n"):
+            onelip.audit(whole, torch.rand(1, 3), lower=False)
+    assert model.training
+    assert model.n == 0
+
+
+def test_too_many_global_objects_are_refused(monkeypatch):
+    monkeypatch.setattr("onelip.core.state._MOST_SHARED", 3)
+    with pytest.raises(CannotTrace, match="at most 3 objects in the global names"):
+        onelip.audit(UsesGlobals(), torch.rand(1, 3), lower=False)
+
+
+MANY = [[i] for i in range(10)]
+
+
+class UsesGlobals(nn.Module):
+    def forward(self, x):
+        return x * MANY[0][0]

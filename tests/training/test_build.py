@@ -8,9 +8,10 @@ from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
 from onelip.methods.registry import list_methods
 from onelip.models import register_model, registry
-from onelip.training.build import build_model, build_plain
-from onelip.training.recipe import Recipe
+from onelip.training.build import build_model, build_plain, load_run
+from onelip.training.recipe import Recipe, preset
 from onelip.training.run_directory import RunConfig
+from onelip.training.trainer import train
 
 OPTIONS = ("width=2", "channels=8", "convs=2", "linears=2")
 
@@ -54,3 +55,14 @@ def test_unknown_methods_are_named():
     config = RunConfig(Recipe(model="patchwise-tiny", method="aoll"), "digits", "", ("a", "b"), (1, 8, 8))
     with pytest.raises(RecipeError, match="did you mean 'aol'"):
         build_plain(config)
+
+
+def test_constants_of_a_changed_network_are_computed_again(tmp_path):
+    train(preset("digits").replace(model_options=("channels=4", "width=2", "convs=1"), epochs=1), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    before = run.constants
+    assert run.constants is before
+    with torch.no_grad():
+        for parameter in run.plain.parameters():
+            parameter.data.mul_(2)  # torch does not count changes of `data`
+    assert run.lipschitz is None or run.lipschitz > 4 * before.total

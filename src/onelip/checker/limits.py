@@ -39,7 +39,11 @@ def cost_of_sigma(node: TrackedDict, layer: Layer, bits: float) -> tuple[float, 
     n, inner = (far, first) if (side == "inputs") != layer.transposed else (first, far)
     taps, work, held = math.prod(lengths), 0.0, 0.0
     if kind == "frequencies":  # complex matrices in float64: two products and a Cholesky factor at each point
-        each = 3e-4 + 4e-8 * sum(length**2 for length in lengths) + groups * (5e-6 + n**2 * (inner + 1.4 * n) * 4e-10 + taps * n * inner * 4e-9)
+        each = (
+            3e-4
+            + 4e-8 * sum(length**2 for length in lengths)
+            + groups * (5e-6 + n**2 * (inner + 1.4 * n) * 4e-10 + taps * n * inner * 4e-9)
+        )
         return steps * each + size * 1e-6, 16 * groups * (2 * taps * n * inner + 8 * n**2) + size * 200
     if kind == "cholesky":
         work = product(n, inner, n, bits) + product(n, n, n, 53) + n**3 * 2e-10 + n**2 * 1e-6

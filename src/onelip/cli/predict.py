@@ -2,10 +2,10 @@
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -126,6 +126,16 @@ def _print_csv(found: "Predictions") -> None:
         writer.writerow((item.image, item.class_name, item.radius, item.pixels, found.mode, item.change))
 
 
+def _rounded_down(radius: float) -> str:
+    """The exact value of a radius, cut off after four digits.
+
+    Examples:
+        >>> _rounded_down(0.0036999999999999997), _rounded_down(1.23456)
+        ('0.0036', '1.2345')
+    """
+    return str(Decimal(radius).quantize(Decimal("0.0001"), ROUND_DOWN))
+
+
 def _print_table(found: "Predictions") -> None:
     from rich.markup import escape
     from rich.text import Text
@@ -141,7 +151,7 @@ def _print_table(found: "Predictions") -> None:
     if changed:
         table.add_column("change")
     for item in found:
-        radius = f"{math.floor(item.radius * 1e4) / 1e4:.4f}" if item.radius > 0 else "not certified"  # rounded down
+        radius = _rounded_down(item.radius) if item.radius > 0 else "not certified"
         cells = (item.image, item.class_name, radius, "" if item.pixels is None else str(item.pixels))
         table.add_row(*(escape(printable(cell)) for cell in cells), *([Text(item.change or "")] if changed else []))
     make_console().print(table)

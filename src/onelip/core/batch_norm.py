@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from onelip.core.arguments import check_integer
-from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.contents import is_library
+from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
 from onelip.core.tracing import is_scripting
 
 
@@ -213,10 +214,14 @@ class _Slot(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Traces into the modules that contain a slot; all others are leaves."""
+    """Traces into all modules except slots and layers of torch and onelip: others may read the output of a layer."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _Slot) or not any(isinstance(part, _Slot) for part in m.modules())
+        if isinstance(m, _Slot):
+            return True
+        kind = type(m)
+        is_known = is_library(kind.__module__, kind.__qualname__, kind) and is_changed(m) is None
+        return is_known and not any(isinstance(part, _Slot) for part in m.modules())
 
 
 def _layers_before(model: nn.Module, norms: list[nn.Module], done: dict[int, Any]) -> dict[int, nn.Module]:
@@ -261,4 +266,4 @@ def _fits(plain: Any, norm: Any) -> bool:
 
 def _is_bare(module: nn.Module) -> bool:
     """Whether the module has no hooks and no forward of its own, so nothing else reads its input or output."""
-    return "forward" not in module.__dict__ and not (module._forward_hooks or module._forward_pre_hooks)
+    return is_changed(module) is None and not (module._forward_hooks or module._forward_pre_hooks)

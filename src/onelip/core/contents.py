@@ -8,9 +8,11 @@ compared.
 """
 
 import copy
+import dis
 import enum
 import functools
 import gc
+import itertools
 import logging
 import pathlib
 import re
@@ -29,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._contextlib import _DecoratorContextManager
 
@@ -61,7 +63,6 @@ Replace = Callable[[Any], Any]
 _VALUES = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range)
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
 _INERT = (
-    types.ModuleType,
     types.WrapperDescriptorType,
     types.ClassMethodDescriptorType,
     types.CodeType,
@@ -97,8 +98,12 @@ _STANDARD = sysconfig.get_path("stdlib")
 def is_value(obj: Any) -> bool:
     """Whether the object has no parts: it is compared by `same_value`."""
     kind = type(obj)
-    if kind in _VALUES or isinstance(obj, _INERT) or f"{kind.__module__}.".startswith(_INERT_MODULES):
+    if kind in _VALUES or isinstance(obj, _INERT):
         return True
+    if f"{kind.__module__}.".startswith(_INERT_MODULES) and not isinstance(obj, nn.Module):  # torch.compile(model)
+        return True
+    if isinstance(obj, types.ModuleType):
+        return _is_of_library(vars(obj))
     if isinstance(obj, _INERT_IN_LIBRARIES):
         return is_library(kind.__module__, kind.__qualname__, kind)
     return isinstance(obj, type) and is_library(obj.__module__, obj.__qualname__, obj)
@@ -283,29 +288,76 @@ class Globals:
 
     def __init__(self, function: types.FunctionType) -> None:
         self.scope = function.__globals__
-        names = _names(function.__code__)
+        names, self.escaping, imported = _names(function.__code__)
+        if names & {"import_module", "__import__"} or {"sys", "modules"} <= names:
+            raise Incomparable("its code looks up modules by name")
+        package = self.scope.get("__package__") or ""
+        self.imported = [found for name in imported for found in _imported(name, package)]
         # Code that asks for the namespace itself may use every name.
         self.names = sorted(self.scope if names & {"globals", "exec", "eval"} else names)
 
     def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Yield (label, namespace, name) of each existing name, and of the names used in modules of the user."""
+        seen: set[int] = set()
         for name in self.names:
-            if name not in self.scope:
-                continue
-            value = self.scope[name]
-            if not isinstance(value, types.ModuleType):
+            if name in self.scope and (name in self.escaping or not isinstance(self.scope[name], types.ModuleType)):
                 yield f" (global {name})", self.scope, name
-            elif not _is_of_library(vars(value)):
-                inside = vars(value)
-                yield from ((f" (global {name}.{inner})", inside, inner) for inner in self.names if inner in inside)
+            elif name in self.scope:
+                yield from self._inside(self.scope[name], seen)
+        for module in self.imported:
+            yield from self._inside(module, seen)
+
+    def _inside(self, module: types.ModuleType, seen: set[int]) -> Iterator[tuple[str, dict[str, Any], str]]:
+        inside = vars(module)
+        if id(module) in seen or _is_of_library(inside):
+            return
+        seen.add(id(module))
+        for name in self.names:
+            if isinstance(inside.get(name), types.ModuleType):
+                yield from self._inside(inside[name], seen)
+            elif name in inside:
+                yield f" (global {module.__name__}.{name})", inside, name
 
 
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
+@functools.lru_cache(maxsize=10_000)
+def _names(code: types.CodeType) -> tuple[set[str], set[str], set[str]]:
+    """Names that code uses, globals that it uses otherwise than for an attribute, and modules that it imports."""
+    names, escaping, imported = set(code.co_names), set[str](), set[str]()
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG", "PUSH_NULL")]
+    attributes = [step for step in steps if step.opname.endswith(("_ATTR", "_METHOD"))]
+    for step, following in itertools.zip_longest(steps, steps[1:]):
+        if step.opname == "IMPORT_NAME":
+            imported.add(str(step.argval))
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and following not in attributes:
+            escaping.add(str(step.argval))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
+            for mine, inner in zip((names, escaping, imported), _names(constant), strict=True):
+                mine |= inner
+    return names, escaping, imported
+
+
+def _imported(name: str, package: str) -> Iterator[types.ModuleType]:
+    """The modules of an import statement, absolute or relative to a package."""
+    parents = [package.rsplit(".", i)[0] for i in range(package.count(".") + 1)] if package else []
+    for path in (name, *(f"{parent}.{name}".rstrip(".") for parent in parents)):
+        for length in range(path.count(".") + 1):
+            found = sys.modules.get(path.rsplit(".", length)[0])
+            if isinstance(found, types.ModuleType):
+                yield found
+
+
+def _module(module: types.ModuleType, keep: Copies | None) -> Parts:
+    """All names of a module of the user that is stored in an object, or passed on."""
+    scope = vars(module)
+    saved = {name: value for name, value in scope.items() if not name.startswith("__")}
+
+    def restore(replace: Replace) -> None:
+        for name, value in saved.items():
+            if scope.get(name) is not replace(value):
+                scope[name] = replace(value)
+
+    return Parts(None, [(f" (global {module.__name__}.{name})", value) for name, value in saved.items()], restore)
 
 
 def _globals(names: Globals, keep: Copies | None) -> Parts:
@@ -399,23 +451,32 @@ def _lock(lock: Any, keep: Copies | None) -> Parts:
     return Parts(re.sub(r" at 0x\w+|owner=\d+", "", repr(lock)))
 
 
+# What Python itself stores in a class.
+_CLASS_FIELDS = frozenset(
+    f"__{name}__"
+    for name in (
+        *("dict", "weakref", "doc", "module", "qualname", "slots", "abstractmethods", "annotations", "parameters"),
+        *("annotations_cache", "annotate_func", "orig_bases", "match_args", "hash", "firstlineno", "type_params"),
+        *("static_attributes", "classcell", "dataclass_fields", "dataclass_params"),
+    )
+) | {"_abc_impl"}
+
+
 def _class(kind: type, keep: Copies | None) -> Parts:
     """Attributes and bases of a user-defined class."""
-    own = {
-        name: value
-        for name, value in vars(kind).items()
-        if name != "_abc_impl" and (not name.startswith("__") or isinstance(value, types.FunctionType))
-    }
+    own = {name: value for name, value in vars(kind).items() if name not in _CLASS_FIELDS}
 
     def restore(replace: Replace) -> None:
         now = vars(kind)
-        for name in [name for name in now if name not in own and name != "_abc_impl" and not name.startswith("__")]:
+        for name in [name for name in now if name not in own and name not in _CLASS_FIELDS]:
             type.__delattr__(kind, name)
         for name, value in own.items():
             if now.get(name) is not replace(value):
                 type.__setattr__(kind, name, replace(value))
 
     children = [(f".{name}", value) for name, value in own.items()]
+    if not is_value(type(kind)):
+        children.append((f" (metaclass {type(kind).__name__})", type(kind)))
     return Parts(None, children + [(f".{base.__name__}", base) for base in kind.__bases__], restore)
 
 
@@ -488,6 +549,7 @@ def _built_in(obj: Any, base: type, children: list[tuple[str, Any]], restores: l
     if issubclass(base, dict):
         saved = dict(dict.items(obj)) if base is not OrderedDict else dict(OrderedDict.items(obj))
         children += [(_key(key), value) for key, value in saved.items()]
+        children += [(f" (key {_key(key)})", key) for key in saved if not is_value(key)]
         restores.append(functools.partial(_refill_dict, obj, base, saved))
         return getattr(obj, "default_factory", None)
     if issubclass(base, (set, frozenset)):
@@ -572,6 +634,7 @@ _READERS: list[tuple[Any, Callable[[Any, Copies | None], Parts]]] = [
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (types.CellType, _cell),
+    (types.ModuleType, _module),
     (functools.partial, _partial),
     (weakref.ReferenceType, _reference),
     (property, _wrapper),

@@ -171,6 +171,11 @@ def is_changed(module: nn.Module) -> str | None:
         return "its forward was replaced"
     if not module.__dict__.keys().isdisjoint(module._parameters):
         return "an attribute has the name of a parameter and hides it"
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        return "there are global forward hooks, which may change its input or output"
+    compiled = getattr(module, "_compiled_call_impl", None)  # by module.compile()
+    if compiled is not None and getattr(compiled, "_torchdynamo_orig_callable", None) != module._call_impl:
+        return "its compiled call was replaced"
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     if any(not isinstance(hook, InputSizeGuard) for hook in hooks):
         return "has a forward hook, which may change its input or output"

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from onelip.core.contents import Copies, Incomparable, Parts, is_value, parts_of, same_value
 from onelip.core.errors import ChangingModel
 
-# Limit on the number of objects that are reached only through global names; further ones are not compared.
+# Limit on the number of objects that are reached only through global names.
 _MOST_SHARED = 100_000
 _DICTIONARIES = ("._parameters", "._buffers", "._modules")
 
@@ -76,8 +76,11 @@ class State:
             if is_value(obj) or id(obj) in self._read:
                 continue
             shared += is_shared
-            if is_shared and shared > _MOST_SHARED:
-                continue
+            if shared > _MOST_SHARED:
+                raise ChangingModel(
+                    f"expected at most {_MOST_SHARED:,} objects in the global names that the model uses, got more, up "
+                    f"to {_format_path(path)}: they cannot all be compared before and after a call"
+                )
             try:
                 parts = parts_of(obj, self._copies)
             except Incomparable as error:

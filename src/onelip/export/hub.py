@@ -376,8 +376,9 @@ def _constant(source: Source, certificate: dict[str, Any] | None) -> str:
         proved = None
     if proved is not None:
         return (
-            f"The L2 Lipschitz constant from the image in [0, 1] to the logits is at most **{proved!r}**, proved for "
-            "the stored weights in exact arithmetic. The certificate holds for the float64 program with its rounding.\n"
+            f"According to `certificate.json`, the L2 Lipschitz constant from the image in [0, 1] to the logits is at "
+            f"most **{proved!r}** for the stored weights, in exact arithmetic, and the radii include the rounding of "
+            "the float64 program. `onelip check` proves both again.\n"
         )
     found = source.constants()
     if found.total is not None and found.mode != BY_CONSTRUCTION:
@@ -406,7 +407,9 @@ def _certified(certificate: dict[str, Any]) -> str:
     try:
         count, cra = certificate["summary"]["count"], certificate["summary"]["cra"]
         rows = [("accuracy" if radius == "0" else f"CRA at {radius}", n / count) for radius, n in cra.items()]
-        return _table(f"On the {count} images of the certificate; mode: sound, with the rounding of float64.", rows)
+        return _table(
+            f"On the {count} images, according to the certificate; mode: sound, with the rounding of float64.", rows
+        )
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return ""
 

@@ -4,7 +4,8 @@ Note [Leaves]
     A linear layer says more as a module than as ATen calls (circular padding is one operator there, a copying pad and a
     convolution here), and so does a layer of `onelip.nn`, which states a constant. These stay single calls: during the
     trace their `forward` is one opaque operation. A layer with hooks, or with a forward that was replaced, is none of
-    these and is traced through; so is one that is called under autocast, since it computes something else there.
+    these and is traced through; so is one that is called under autocast, under a mode of the user (TorchFunctionMode),
+    with another class or with replaced functions, since it computes something else there.
 """
 
 import contextlib
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from onelip.core.contents import is_library
 from onelip.core.geometry import LINEAR_LAYERS
@@ -47,13 +50,29 @@ def is_known(module: nn.Module) -> bool:
     return is_library(kind.__module__, kind.__qualname__, kind)
 
 
+# The functions that layers of torch call; a forward may replace one for a while.
+_FUNCTIONS = dict(vars(nn.functional))
+
+
+def _is_intercepted() -> bool:
+    """Whether somebody else decides what the operations of torch do: by a mode, or by replaced functions."""
+    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    kinds = map(type, modes)
+    if not all(is_library(kind.__module__, kind.__qualname__, kind) for kind in kinds):
+        return True
+    return any(getattr(nn.functional, name, None) is not function for name, function in _FUNCTIONS.items())
+
+
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:
     """A forward for the copy that runs; it calls the operation that represents its leaf."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
         x = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(x, Tensor) or torch.is_autocast_enabled(x.device.type) or not _is_set_like(module, leaf):
+        if type(module) is not type(leaf):  # a forward may change the class of a layer for a while
+            return type(module).forward(module, *args, **kwargs)
+        is_usual = isinstance(x, Tensor) and not torch.is_autocast_enabled(x.device.type) and not _is_intercepted()
+        if not is_usual or not _is_set_like(module, leaf):
             return own(*args, **kwargs)
         # The tensors go along, so that the graph shows whether they are still the stored ones.
         return leaf_operation()(x, tensors_of(module), number)

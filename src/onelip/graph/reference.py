@@ -151,22 +151,24 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
         CannotTrace: if they differ by more than rounding.
         ChangingModel: if that changes the model.
     """
-    x = points.to(like)
+    far = torch.stack([10 * points[0], -100 * points[1], 1000 * points[2]])  # a branch may act far away only
+    x = torch.cat([points, far]).to(like)
     calls = [
         ([0, 1, 2, 3, 0], torch.no_grad(), "without gradients"),
-        ([3, 1, 2], torch.enable_grad(), "with gradients"),
-        ([2, 0], torch.inference_mode(), "in inference mode"),
+        ([3, 1, 2, 4, 5, 6], torch.enable_grad(), "with gradients"),
+        ([2, 0, 6, 5], torch.inference_mode(), "in inference mode"),
         ([1], torch.no_grad(), "without gradients"),
-        ([0, 1, 2, 3, 3, 2, 1], torch.no_grad(), "without gradients"),
-        ([3, 0], torch.no_grad(), "that are not contiguous"),
+        ([0, 1, 2, 3, 4, 5, 6], torch.no_grad(), "without gradients"),
+        ([3, 0, 5, 6], torch.no_grad(), "that are not contiguous"),
     ]
     state = None
-    with unchanged(model), torch.inference_mode(False), full_precision(like.device), parametrize.cached():
+    with unchanged(model), torch.inference_mode(False), full_precision(like.device):
         model.eval()
         for order, mode, words in calls:
             what = f"in a call with {len(order)} samples {words}"
             try:
-                with mode, warnings.catch_warnings():
+                # Cached in each call by itself: a weight may depend on the gradient mode.
+                with mode, warnings.catch_warnings(), parametrize.cached():
                     warnings.simplefilter("ignore")
                     given = x[order].clone().requires_grad_(torch.is_grad_enabled())
                     y = model(_in_other_memory(given) if "contiguous" in words else given.clone())

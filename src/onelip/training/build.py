@@ -1,8 +1,9 @@
 """Build the network of a recipe, and load the network and the data of a run directory."""
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -83,11 +84,11 @@ def _unknown_option(recipe: Recipe) -> str | None:
     owners = [("model_options", recipe.model, of_model)]
     if (method := resolve_method(recipe)) is not None:
         owners.append(("method_options", method.name, [option.name for option in options_of_method(method)]))
-    for field, owner, names in owners:
-        for option in parse_options(getattr(recipe, field)):
+    for name, owner, names in owners:
+        for option in parse_options(getattr(recipe, name)):
             if option not in names:
                 known = ", ".join(names)
-                return f"{owner} has no option {option!r}; its {field}: {known}{did_you_mean(option, names)}"
+                return f"{owner} has no option {option!r}; its {name}: {known}{did_you_mean(option, names)}"
     return None
 
 
@@ -102,6 +103,15 @@ def build_plain(config: RunConfig) -> nn.Module:
     """
     with torch.device("meta"):
         return bake(build_model(config.recipe, len(config.class_names), config.shape))
+
+
+def _fingerprint(network: nn.Module) -> str:
+    """A hash of all tensors of a network."""
+    found = hashlib.sha256()
+    for name, tensor in network.state_dict().items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ class LoadedRun:
     config: RunConfig
     plain: nn.Module
     is_finished: bool
+    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -127,10 +138,14 @@ class LoadedRun:
         _fill(model, self.directory.weights, WEIGHTS_FORMAT)
         return model.eval()
 
-    @cached_property
+    @property
     def constants(self) -> Constants:
-        """Lipschitz constants in real arithmetic, computed on first use."""
-        return find_constants(self.model, self.plain, self.config.recipe, self.config.shape, effort="high")
+        """Lipschitz constants of `plain` in real arithmetic; computed again only if its weights have changed."""
+        weights = _fingerprint(self.plain)
+        if self._found.get("weights") != weights:
+            found = find_constants(self.model, self.plain, self.config.recipe, self.config.shape, effort="high")
+            self._found.update(weights=weights, constants=found)
+        return self._found["constants"]
 
     @property
     def lipschitz(self) -> float | None:
