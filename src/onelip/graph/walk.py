@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from onelip.core.rounding import multiply_up
-from onelip.graph._joint import Joint
 from onelip.graph.calls import Call, Graph
 from onelip.graph.ops.linear import bound_leaf
 from onelip.graph.ops.movement import MOVES, SPLITS
 from onelip.graph.ops.squares import in_roots, squared
+from onelip.graph.parts import Joint
 from onelip.graph.step import Refusal, Step, StepBound, find_rule
 
 _SEVERAL = SPLITS | {"aten.aminmax.default"}
