@@ -131,6 +131,7 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 _RULES: dict[str | type[nn.Module], Rule] = {}
 _CALLS: dict[type[nn.Module], str] = {}  # the operation that a layer calls
+_OF_GRAPHS = ("getitem", "module")  # operations of `Call` that are not of ATen
 
 
 def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
@@ -165,6 +166,8 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
 def check_operations(operations: Sequence[Any]) -> None:
     """Raise an error unless all are names of ATen operations or classes of layers: other rules would never be used."""
     for operation in operations:
+        if operation in _OF_GRAPHS:
+            continue
         if isinstance(operation, str):
             aten(operation)
         elif not (isinstance(operation, type) and issubclass(operation, nn.Module)):
@@ -212,7 +215,7 @@ def bound_by_rule(module: nn.Module) -> StepBound:
 
 def known_operations() -> list[str]:
     """Names of all ATen operations with a rule."""
-    return sorted(name for name in _RULES if isinstance(name, str))
+    return sorted(name for name in _RULES if isinstance(name, str) and name not in _OF_GRAPHS)
 
 
 def aten(name: str) -> Any:

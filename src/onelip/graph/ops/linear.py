@@ -30,6 +30,7 @@ _CONVOLUTIONS = {
 }
 
 
+@register_rule("module")
 def bound_leaf(step: Step) -> StepBound:
     """A layer that stayed a single call."""
     module = step.call.module

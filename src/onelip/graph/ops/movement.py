@@ -130,6 +130,15 @@ def copy_in_layer(step: Step) -> StepBound:
     raise Refusal("copies pixels, so it stretches; use zero padding")
 
 
+@register_rule("getitem")
+def result(step: Step) -> StepBound:
+    """One of several results: any part of a tensor, else the first one, which alone has a bound."""
+    producer, index = step.source, step.call.arguments[1]
+    if index != 0 and producer.op not in SPLITS | {"aten.aminmax.default"}:
+        raise Refusal(f"result {index} of {producer.op} has no rule")
+    return step.times(1.0, f"result {index} of {producer.op}")
+
+
 def _holes(step: Step, moved: Moved) -> Tensor | None:
     """Where the result is memory that is not filled, which the graph has as NaN."""
     is_filled = not any(isinstance(leaf, Tensor) and _has_nan(leaf) for leaf in tree_leaves(_given(step)))
