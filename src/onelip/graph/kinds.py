@@ -36,7 +36,7 @@ from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 @dataclass(frozen=True)
 class State:
-    """What is proved of a node; `facts` are further proved numbers that its record states, by name."""
+    """The proved numbers of a node; `facts` are further ones that its record states, by name."""
 
     lipschitz: float
     norm: float
@@ -411,7 +411,7 @@ class Affine(Node):
         return (first // self.groups if transposed else second) * math.prod(taps)
 
     def rounding(self, products: int, sums: Fraction, entries: int) -> Fraction:
-        """What rounding does to W x + b, if the sums of absolute terms of all outputs are together at most so long."""
+        """The rounding error of W x + b, if the sums of absolute terms in each output form a vector of norm `sums`."""
         self.check_sums(sums)
         return gamma(products + 2) * sums + (products + 2) * ETA * entries
 
@@ -459,7 +459,7 @@ class Potential(Affine):
         V^T relu      off by sigma d1 + d2,  d2 = gamma' A t + underflow   gamma' of the products in an entry of V^T
         x^ - 2 V^T    off by 2 (sigma d1 + d2) + UNIT (s + 2 (sigma t + d2)) + underflow
 
-    where doubling is exact but for underflow, and the last line rounds once what is not longer than
+    where doubling is exact but for underflow, and the last line rounds once a vector that is not longer than
     s + 2 (sigma t + d2). That is the distance to the real value at x^; the one at x is another c error_in away.
     """
 

@@ -4,7 +4,7 @@ The input has the constant 1. Each other call gets the smallest of the bounds th
 
     by its rule         from the constants of its operands (`step.py`)
     by roots            from the constants of the roots of its operands, where these are squares (`ops/squares.py`)
-    by parts            from the constant of an earlier call, of which its operands are parts (`parts/`)
+    by parts            from the constant of an earlier call, if its operands are parts of that result (`parts/`)
 
 If there is none, no bound is known of the call, nor of any call that depends on it. Example: x + relu(x) has the
 constants 1 (input), 1 (relu) and 2 (sum of both). Every number is about one sample, in L2, in real arithmetic.
@@ -64,7 +64,7 @@ def walk(
         if verdict.holes is not None:
             holes[call.index] = verdict.holes
     if verdicts[graph.output].holes is not None:
-        verdicts[graph.output] = StepBound(None, "contains memory that is not filled", is_refused=True)
+        verdicts[graph.output] = StepBound(None, "contains uninitialised memory", is_refused=True)
     return _blamed(graph, verdicts)
 
 
@@ -154,10 +154,10 @@ def _no_rule(call: Call) -> str:
 
 
 def _check(step: Step) -> None:
-    """What holds for every operation: types that keep enough digits, and the batch as the first axis."""
+    """Refuse, for every operation, types with too few digits, and results without the batch as the first axis."""
     call = step.call
     if call.op not in MOVES and any(i in step.holes for i in call.inputs):
-        raise Refusal("reads memory that is not filled")
+        raise Refusal("reads uninitialised memory")
     if call.dtype not in _EXACT_ENOUGH:
         name = str(call.dtype).removeprefix("torch.")
         if call.dtype.is_floating_point:

@@ -73,7 +73,7 @@ class Rows:
         slope: (states, terms, n).
         shift: (states, n).
         decisions: their numbers; the states are all combinations of theirs, the last one running fastest.
-        places: (decisions, n), the place of each decision that an entry goes by, or -1.
+        places: (decisions, n), the place of each decision that an entry depends on, or -1.
         may_jump: whether it may be discontinuous, Note [Jumps].
         is_exact: whether no coefficient has been rounded: otherwise equal ones may stand for different numbers.
     """
@@ -152,7 +152,7 @@ def _are_integers(*numbers: Tensor) -> bool:
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """One behind the other, flat."""
+    """All entries of all parts, in order, flat."""
     parts = _with_all_decisions(parts)
     terms = max(len(part.index) for part in parts)
 
@@ -308,14 +308,15 @@ class Decisions:
         return all(self._meets(rows, number, tolerance) for number in rows.decisions)
 
     def _meets(self, rows: Rows, number: int, tolerance: float) -> bool:
+        """Whether the sides of a decision differ by a multiple of the rows s whose sign it is, in every state."""
         places, made = rows.places[rows.decisions.index(number)], self._made[number]
         if made is None:
             return True
-        going = (places >= 0).nonzero().flatten()
-        if not len(going):
+        decided = (places >= 0).nonzero().flatten()
+        if not len(decided):
             return True
         try:
-            f, s = _with_all_decisions([pick(rows, going), pick(made, places[going])])
+            f, s = _with_all_decisions([pick(rows, decided), pick(made, places[decided])])
             _same_places(f, s)
         except NoRows:
             return False
@@ -324,7 +325,7 @@ class Decisions:
         below = states[(states // width) % STATES < STATES - 1]  # each state and the next one of this decision
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
-        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(going), dtype=torch.float64)
+        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(decided), dtype=torch.float64)
         multiple, off = _nearest_multiple(f.index, slope, s.index, against)
         expected = multiple * offset
         allowed = tolerance * torch.minimum(size, expected.abs())
@@ -358,37 +359,46 @@ def weights_of_rows(rows: Rows, size: int) -> Tensor:
     rows = merge(rows)
     terms, n = rows.index.shape
     largest = rows.slope.abs().amax(0) if terms else rows.slope.new_zeros(0, n)
-    t, k = largest.nonzero(as_tuple=True)
-    column = rows.index[t, k]
-    most = int(torch.bincount(column).max()) if len(column) else 0
+    term, row = largest.nonzero(as_tuple=True)
+    column = rows.index[term, row]
+    most = int(torch.bincount(column).max()) if len(column) else 0  # rows that read one entry of A
     is_exact = rows.is_exact and _are_integers(rows.slope)
     # Without cancellation, and with the worst state of every row by itself.
     plain = torch.zeros(size, dtype=torch.float64)
-    plain.index_add_(0, column, largest[t, k] * largest.sum(0)[k])
+    plain.index_add_(0, column, largest[term, row] * largest.sum(0)[row])
     plain *= 1.0 if is_exact else 1 + _ROUNDING + most * 2.0**-50
-    if (
-        most == 0
-        or (most == 1 and not rows.decisions)
-        or most * terms > _MOST_TERMS
-        or not _is_uniform(rows, column, k, size)
-    ):
+    is_tight = most == 0 or (most == 1 and not rows.decisions)
+    if is_tight or most * terms > _MOST_TERMS or not _is_uniform(rows, column, row, size):
         return plain
+    columns, sums = _row_sums(rows, term, row, most)
+    exact = sums if is_exact else sums + _ROUNDING * plain[columns]
+    result = plain.clone()
+    result[columns] = torch.minimum(exact, plain[columns])
+    return result
+
+
+def _row_sums(rows: Rows, term: Tensor, row: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The entries i of A that are read, and the largest sum_j |(J_s^T J_s)_ij| of each over all states s.
+
+    Args:
+        rows: merged.
+        term, row: the coefficients that are not 0; each is in a column of J, and at most `most` are in one column.
+    """
+    column = rows.index[term, row]
     order = column.argsort(stable=True)
     columns, inverse, counts = column[order].unique_consecutive(return_inverse=True, return_counts=True)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[inverse]
-    slot, row = (torch.zeros(len(columns), most, dtype=torch.long) for _ in range(2))
+    # For each column the terms and rows that read it, filled up to `most`.
+    terms_of, rows_of = (torch.zeros(len(columns), most, dtype=torch.long) for _ in range(2))
     is_there = torch.zeros(len(columns), most, dtype=torch.bool)
-    slot[inverse, rank], row[inverse, rank], is_there[inverse, rank] = t[order], k[order], True
-    others, by = rows.index[:, row].movedim(0, -1).flatten(1).sort(1)  # (columns, most * terms)
+    terms_of[inverse, rank], rows_of[inverse, rank], is_there[inverse, rank] = term[order], row[order], True
+    others, by = rows.index[:, rows_of].movedim(0, -1).flatten(1).sort(1)  # (columns, most * terms)
     found = torch.zeros(len(columns), dtype=torch.float64)
     for state in itertools.product((0, STATES - 1), repeat=len(rows.decisions)):
         slope = rows.slope[sum(digit * STATES**p for p, digit in enumerate(reversed(state)))]
-        products = (slope[slot, row] * is_there)[..., None] * slope[:, row].movedim(0, -1)
+        products = (slope[terms_of, rows_of] * is_there)[..., None] * slope[:, rows_of].movedim(0, -1)
         found = torch.maximum(found, _sums_of_segments(others, products.flatten(1).gather(1, by)))
-    result = plain.clone()
-    exact = found if is_exact else found + _ROUNDING * plain[columns]
-    result[columns] = torch.minimum(exact, plain[columns])
-    return result
+    return columns, found
 
 
 def _sums_of_segments(keys: Tensor, values: Tensor) -> Tensor:
@@ -402,12 +412,12 @@ def _sums_of_segments(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_uniform(rows: Rows, column: Tensor, row: Tensor, size: int) -> bool:
-    """Whether the rows that read one entry of A go by one place of each decision."""
+    """Whether the rows that read one entry of A depend on one place of each decision."""
     for places in rows.places:
         place = places[row]
-        going = place >= 0
-        least = torch.full((size,), 2**62).scatter_reduce_(0, column[going], place[going], "amin")
-        most = torch.full((size,), -1).scatter_reduce_(0, column[going], place[going], "amax")
+        decided = place >= 0
+        least = torch.full((size,), 2**62).scatter_reduce_(0, column[decided], place[decided], "amin")
+        most = torch.full((size,), -1).scatter_reduce_(0, column[decided], place[decided], "amax")
         if bool(((most >= 0) & (least != most)).any()):
             return False
     return True

@@ -158,7 +158,7 @@ class Values:
         positions: Callable[[], Tensor] | None = None,
         is_refused: bool = False,
     ) -> int:
-        """A new value; one of which nothing is known, unless operands are given."""
+        """A new value; without operands, nothing is known of it."""
         dominator = self.common(operands) if operands else 0
         depth = self._all[dominator].depth + 1 if self._all else 0
         self._all.append(Value(shape, operands, dominator, depth, factor, call, positions, is_refused))

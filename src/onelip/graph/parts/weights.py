@@ -120,7 +120,7 @@ class Region:
         return sum(self.reach(operand) != "whole" for operand in operands) >= 2
 
     def reach(self, number: int) -> str:
-        """What a value may read: "rows" (perhaps piecewise affine), "narrow" (some entries only) or "whole"."""
+        """How a value reads the ancestor: "rows" (it may be piecewise affine), "narrow" (some entries) or "whole"."""
         for i in range(self._next, number + 1):
             value = self.values[i]
             on = {self._reach.get(other, "whole") for other in (value.dominator, *value.operands)}
