@@ -16,7 +16,6 @@ from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import geometry_of
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
-from onelip.graph.exact import as_float64
 from onelip.graph.kinds import Affine, Input, Program, Scale, State, Stored, propagate
 from onelip.graph.lowering import lower
 
@@ -26,8 +25,8 @@ def layer_program(module, shape):
     geometry_of(module, shape[1:] or None)  # refuses what has no bound
     with torch.no_grad():
         out = tuple(module.double()(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
-    weight = Stored(as_float64(module.weight))
-    bias = None if module.bias is None else Stored(as_float64(module.bias))
+    weight = Stored(module.weight.detach().double())
+    bias = None if module.bias is None else Stored(module.bias.detach().double())
     layer = Affine((0,), out, "layer", layer=module, weight=weight, bias=bias, pixels=shape[1:])
     return Program((Input((), shape), layer))
 

@@ -1,4 +1,4 @@
-"""What is proved of a network: summary, audit, proof of the program, certified radii, certificate files."""
+"""Proofs about networks: summary, audit, proof of the program, certified radii, certificate files."""
 
 from typing import TYPE_CHECKING
 

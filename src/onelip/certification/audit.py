@@ -10,14 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import Claims, example_points, falsify
-from onelip.certification.summary import title_of
+from onelip.bounds.fast import Effort
+from onelip.certification.summary import aligned, title_of
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.rounding import rounded_up
 from onelip.core.state import unchanged
@@ -27,8 +28,6 @@ from onelip.graph.step import StepBound
 from onelip.graph.trace import check_model, trace
 from onelip.graph.walk import walk
 from onelip.nn.channels import Normalize
-
-Effort = Literal["quick", "normal", "high"]
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,8 @@ class Audit:
             )
             for row in self.rows
         ]
-        widths = [max(len(row[i]) for row in table) for i in range(5)]
-        lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[5]]) for row in table]
-        lines.insert(1, "-" * min(120, max(len(line) for line in lines)))
-        lines += [f"finding: {finding}" for finding in self.findings]
-        return "\n".join([*lines, self._verdict()])
+        findings = [f"finding: {finding}" for finding in self.findings]
+        return "\n".join([*aligned(table), *findings, self._verdict()])
 
     def _verdict(self) -> str:
         measured = "" if self.lower is None else f", at least {self.lower:.6g} (measured)"

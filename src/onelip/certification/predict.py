@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from onelip.bounds.falsify import Claims, example_points, falsify, refute
+from onelip.bounds.fast import Effort
 from onelip.certification.audit import audited
 from onelip.certification.environment import check_backends, check_sound
 from onelip.certification.margins import real_radii
-from onelip.certification.proof import Effort, Progress, Proof, check_model, check_same, claims_of, prove_baked
+from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of, prove_baked
 from onelip.certification.radius import certified_radii, pixel_distance, same_for_all
 from onelip.certification.result import Certification, Mode
 from onelip.core.bake import bake, plain_of

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from onelip.bounds import ProofFailed, Witness, bound_weight, exact_bound
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
+from onelip.bounds.fast import Effort
 from onelip.certification.radius import Head, make_head
 from onelip.core.bake import copy_model, plain_of
 from onelip.core.batch_norm import is_foldable
@@ -26,7 +27,6 @@ from onelip.graph.lowering import lower
 from onelip.graph.reference import Reference, check_model_itself
 
 Kind = Literal["fast", "exact"]
-Effort = Literal["quick", "normal", "high"]
 # Called with the number of completed steps, their total number, and the title of the next step.
 Progress = Callable[[int, int, str], None]
 

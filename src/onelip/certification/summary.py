@@ -1,6 +1,6 @@
 """The constant that each module of a model has by construction, and the modules without one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,11 +51,8 @@ class Summary:
             constant = "?" if row.bound.constant is None else f"{row.bound.constant:.6g}"
             layer = f"  {row.layer}" if row.is_inside else row.layer
             rows.append((row.name or "(model)", layer, constant, row.bound.why))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in rows]
-        lines.insert(1, "-" * max(len(line) for line in lines))
-        lines += [f"advice for {row.name}: {row.advice}" for row in self.layers if row.advice]
-        return "\n".join([*lines, self._verdict()])
+        advice = [f"advice for {row.name}: {row.advice}" for row in self.layers if row.advice]
+        return "\n".join([*aligned(rows), *advice, self._verdict()])
 
     def _verdict(self) -> str:
         missing = self.unproved
@@ -114,7 +111,7 @@ def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_in
 
 
 def _tested(module: nn.Module) -> Bound:
-    """What is known of a module; a constant only if no measurement contradicts it."""
+    """The bound of a module, after a measurement has not contradicted it."""
     known = bound_module(module)
     if known.constant is None:
         return known
@@ -138,7 +135,20 @@ def _has_constant_of_its_own(module: nn.Module) -> bool:
     return next(module.children(), None) is None and type(module) not in _CONTAINERS
 
 
+def aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """The lines of a table whose first row is the head; its last column is not padded.
+
+    Examples:
+        >>> aligned([("layer", "why"), ("ReLU", "slope at most 1")])
+        ['layer  why', '----------------------', 'ReLU   slope at most 1']
+    """
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
+    lines = ["  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table]
+    return [lines[0], "-" * min(120, max(map(len, lines))), *lines[1:]]
+
+
 def title_of(module: nn.Module) -> str:
+    """The class of a layer and the numbers of its channels."""
     kind = parametrize.type_before_parametrizations(module).__name__
     if isinstance(module, nn.Linear):
         return f"{kind} {module.in_features} -> {module.out_features}"

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.utils._sympy.numbers import int_oo
 
+from onelip.graph.calls import argument_of
+
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # Operations that may have s among their sizes, and nowhere else.
@@ -28,15 +30,15 @@ _SIZED = """
     view reshape _unsafe_view unflatten expand broadcast_to zeros ones full empty new_zeros new_ones new_full new_empty
 """
 _SIZES = ("size", "sizes", "shape")
-# What keeps a constant uniform if its result has the shape (s, fixed sizes ...): besides operations entry by entry.
+# Operations that keep a constant uniform if the result has the shape (s, fixed sizes ...); so do those entry by entry.
 _KEEP = """
     view reshape _unsafe_view view_as unflatten flatten expand expand_as broadcast_to unsqueeze squeeze permute
     transpose clone contiguous _to_copy to type_as alias detach lift_fresh_copy slice select narrow cat concat stack
     split split_with_sizes chunk unbind constant_pad_nd pad copy fill masked_fill rsub slice_scatter select_scatter
     max min multiply divide subtract true_divide square zeros ones full empty getitem
 """
-# What may be done with the input and a uniform constant: entries are picked or put by it, or it is a factor for each
-# sample. A contraction is not: einsum("bc,kc->b", x, torch.ones_like(x)) is s times a sum.
+# Operations on the input and a uniform constant that are allowed, besides: it selects entries, or is a factor for each
+# sample. A contraction is not allowed: einsum("bc,kc->b", x, torch.ones_like(x)) is s times a sum.
 _PAIR = """
     gather take_along_dim index index_put scatter where masked_scatter index_copy hstack dstack column_stack concatenate
     bmm baddbmm matmul
@@ -137,8 +139,12 @@ def _only_in_sizes(node: FxNode) -> bool:
 def _keeps_uniform(node: FxNode) -> bool:
     target: Any = node.target
     name = _name(target)
-    if "scatter" in name and _argument(node, "dim") % node.meta["val"].dim() == 0:
-        return name == "slice_scatter" and is_whole(*(_argument(node, part) for part in ("start", "end", "step")))
+
+    def argument(part: str) -> Any:
+        return argument_of(target, node.args, node.kwargs, part)
+
+    if "scatter" in name and argument("dim") % node.meta["val"].dim() == 0:
+        return name == "slice_scatter" and is_whole(*map(argument, ("start", "end", "step")))
     is_pointwise = torch.Tag.pointwise in getattr(target, "tags", ())
     return is_pointwise or name in _KEEP or reads_shape_only(target)
 
@@ -146,11 +152,3 @@ def _keeps_uniform(node: FxNode) -> bool:
 def is_whole(start: Any, end: Any, step: Any) -> bool:
     """Whether a slice is everything, however long the axis is."""
     return start in (None, 0) and (end is None or (isinstance(end, int) and end >= 2**62)) and step == 1
-
-
-def _argument(node: FxNode, name: str) -> Any:
-    target: Any = node.target
-    for place, argument in enumerate(target._schema.arguments):
-        if argument.name == name:
-            return node.args[place] if place < len(node.args) else node.kwargs.get(name, argument.default_value)
-    raise KeyError(f"{target} has no argument {name!r}")

@@ -1,8 +1,9 @@
-"""Boolean masks as indices: `x[:, mask]` has a shape that follows from values, which a trace does not have.
+"""Boolean masks as indices: the shape of `x[:, mask]` depends on values, which a trace does not have.
 
-If a forward indexes with a mask, it is run once on numbers to count what each mask picks. In the trace, an operation
-then stands for the places of the mask, with this count. If the mask is a constant, its places are computed when the
-graph is read, and must be as many; if it depends on the input, the graph shows it and the reader refuses it.
+Example: with mask = [True, False, True], `x[:, mask]` is `x[:, [0, 2]]`. If a forward indexes with masks, it is run
+once on numbers to count the entries that each mask picks, here 2. Then it is traced with the operation `onelip::places`
+in place of each mask, which returns that many indices. The reader computes the indices of a constant mask, and checks
+their number. It refuses a mask that depends on the input.
 """
 
 import functools
@@ -17,10 +18,10 @@ PLACES = "onelip.places.default"
 
 
 class Masks(TorchFunctionMode):
-    """Counts masks that are used as indices; in a trace, where they have no values, puts their places.
+    """Counts the entries that masks pick; in a trace, where they have no values, replaces masks by their places.
 
     Args:
-        counts: how many entries each mask picks, in order; None to find out.
+        counts: the number of entries that each mask picks, in order; None to count them.
     """
 
     def __init__(self, counts: list[int] | None = None) -> None:
@@ -59,7 +60,7 @@ class Masks(TorchFunctionMode):
         return list(_operation()(index, self.counts.pop(0)).unbind(1))
 
     def count(self, model: nn.Module, example: Tensor, leaves: list[str]) -> list[int]:
-        """What each mask of a model picks, except those in layers that are single calls. The model is run."""
+        """Run a model and count the entries that each of its masks picks, except in layers that are single calls."""
         for path in leaves:
             leaf = model.get_submodule(path)
             leaf.register_forward_pre_hook(lambda *_: self._go(1))

@@ -1,8 +1,11 @@
-"""Read the graph that torch.export gives: what does not depend on the input is computed, the rest becomes calls.
+"""Read the graph of torch.export: constants are computed, and operations that depend on the input become calls.
+
+Example: for `x * torch.cos(self.angle)`, torch.export has the nodes angle, x, cos and mul. Our graph has two calls: the
+input, and its product with a number.
 
 Constants are those of real arithmetic: a model in float32 that computes cos(angle) and sin(angle) has rounded ones,
 whose squares do not add up to 1. The audit is about real arithmetic, so such constants are computed in float64. Only
-smooth operations are: what a program decides by comparing or rounding, and conversions to float32, stay as they are.
+smooth operations are: comparisons, rounding and conversions to float32 stay as they are.
 """
 
 import functools
@@ -13,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Node as FxNode
-from torch.utils._pytree import tree_any, tree_map
+from torch.utils._pytree import tree_map
 
 from onelip.core.errors import CannotTrace
 from onelip.graph._leaves import tensors_of
 from onelip.graph._lengths import NUMBERS, find_use_of_length, is_known_function, keeps_batch, reads_shape_only
 from onelip.graph._masks import PLACES
-from onelip.graph.calls import Call, Graph, Ref
+from onelip.graph.calls import Call, Graph, Ref, references
 
 _NAMES = """
     add sub rsub mul div neg reciprocal sin cos tan exp sqrt rsqrt sigmoid tanh
@@ -29,7 +32,7 @@ _SMOOTH = frozenset(_NAMES.split())
 
 
 class Reader:
-    """From torch's graph to ours: what does not depend on the input is computed, the rest becomes calls."""
+    """From torch's graph to ours: constants are computed, and operations on the input become calls."""
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class Reader:
                 f"expected masks that are constants, got {_place(node) or 'the model'!r}, which picks entries by a "
                 "mask that depends on the input; use torch.where"
             )
-        if not _refers((arguments, keywords)) and is_known_function(target):
+        if not references((arguments, keywords)) and is_known_function(target):
             self.values[node] = _no_garbage(target, target(*arguments, **keywords))
             real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
             if real is not None:
@@ -139,7 +142,7 @@ class Reader:
             shape, dtype = self._for_two_samples(node, value.shape), value.dtype
         elif isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
             dtype = value[0].dtype
-        inputs = tuple(dict.fromkeys(_indices((arguments, keywords))))
+        inputs = tuple(dict.fromkeys(ref.index for ref in references((arguments, keywords))))
         index = len(self.calls)
         is_kept = not isinstance(value, Tensor) or keeps_batch(value, self.length)
         self.calls.append(Call(index, place, op, module, arguments, keywords, inputs, shape, dtype, is_kept))
@@ -164,16 +167,6 @@ def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
     return (node for node in graph.nodes if node in live)
 
 
-def _refers(arguments: Any) -> bool:
-    return tree_any(lambda leaf: isinstance(leaf, Ref), arguments)
-
-
-def _indices(arguments: Any) -> list[int]:
-    found: list[int] = []
-    tree_map(lambda leaf: found.append(leaf.index) if isinstance(leaf, Ref) else None, arguments)
-    return found
-
-
 def _no_garbage(target: Any, value: Any) -> Any:
     """Uninitialised memory has no values to prove anything about."""
     return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
@@ -186,11 +179,11 @@ def _place(node: FxNode) -> str:
 
 
 def in_real_arithmetic(target: Any, value: Any, arguments: Any, keywords: Any) -> Tensor | None:
-    """What an operation that gives `value` in float32 gives in float64; None if that is not known.
+    """The result in float64 of an operation whose result in float32 is `value`; None if it is not known.
 
     Args:
         target: the operation.
-        value: what it has given in the types of the program.
+        value: its result in the types of the program.
         arguments: constants, in float64 where these are known.
         keywords: likewise.
 

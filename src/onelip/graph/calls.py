@@ -1,10 +1,12 @@
 """A traced network as data: its calls in order. `onelip.graph.trace` makes it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,19 @@ class Graph:
     def batch(self) -> int:
         """Length of the batch axis during the trace."""
         return self.input_shape[0]
+
+
+def argument_of(target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], name: str) -> Any:
+    """An argument of an ATen operation by its name, with torch's default where it was left out."""
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == name:
+            return arguments[place] if place < len(arguments) else keywords.get(name, argument.default_value)
+    raise KeyError(f"{target} has no argument {name!r}")
+
+
+def references(arguments: Any) -> list[Ref]:
+    """All uses of calls in arguments, each as often as it occurs."""
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Ref)]
 
 
 def first_difference(one: Graph, other: Graph) -> Call | None:

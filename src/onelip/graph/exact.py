@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-import torch
 from torch import Tensor
 
 from onelip.core.floats import integers
@@ -21,7 +20,7 @@ def squared_norm(values: Tensor) -> Fraction:
     """The sum of squares, without rounding.
 
     Examples:
-        >>> squared_norm(torch.tensor([0.5, 1.5]))
+        >>> squared_norm(Tensor([0.5, 1.5]))
         Fraction(5, 2)
     """
     numbers, exponent = integers(values)
@@ -34,7 +33,7 @@ def largest_sum(rows: Tensor) -> Fraction:
     Float64 sums tell which rows can be the largest; only those are summed exactly.
 
     Examples:
-        >>> largest_sum(torch.tensor([[1.0, -2.0], [0.5, 0.5]]))
+        >>> largest_sum(Tensor([[1.0, -2.0], [0.5, 0.5]]))
         Fraction(3, 1)
     """
     rows = rows.detach().double().abs()
@@ -55,7 +54,7 @@ def squared_distances(rows: Tensor) -> list[list[Fraction]]:
     """||rows_i - rows_j||^2 for all pairs, without rounding.
 
     Examples:
-        >>> squared_distances(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))[0]
+        >>> squared_distances(Tensor([[0.0, 1.0], [1.0, 0.0]]))[0]
         [Fraction(0, 1), Fraction(2, 1)]
     """
     count, width = rows.shape
@@ -105,8 +104,3 @@ def gain(terms: int, norm: float) -> float:
 def is_below(values: Tensor | None, limit: Fraction) -> bool:
     """Whether all numbers are finite and below the limit in magnitude; NaN is not."""
     return values is None or values.numel() == 0 or bool((values.detach().abs() < float(limit)).all())
-
-
-def as_float64(tensor: Tensor | None) -> Tensor | None:
-    """An exact copy of a float32 or float64 tensor in float64 on the CPU."""
-    return None if tensor is None else tensor.detach().to("cpu", torch.float64).contiguous()

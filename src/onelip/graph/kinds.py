@@ -5,8 +5,12 @@ and z^ the computed one,
 
     z is lipschitz-Lipschitz in x,    ||z|| <= norm,    ||z^ - z|| <= error.
 
-They are computed in fractions from those of its inputs, and rounded up once each. docs/certificates.md specifies the
-records; the checker (`onelip.checker`) has its own version of each rule. A new kind is a class here and a rule there.
+They are computed in fractions from those of its inputs, and rounded up once each. For example, `scale` by 3 of a node
+with (lipschitz, norm, error) = (1, 2, 0) has (3, 6, UNIT * 6 + underflow): the product rounds once.
+
+A kind is a class with three parts: its fields, `run` and `bound`. Its record in the file follows from the fields.
+docs/certificates.md specifies the records; the checker (`onelip.checker`) has its own version of each rule. A new kind
+is a class here and a rule there.
 
 Domain: images lie in [0, 1]^n and radii are below sqrt(n), so every perturbed image has norm at most rho = sqrt(4 n),
 also outside of [0, 1].
@@ -16,7 +20,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,7 +36,7 @@ from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 @dataclass(frozen=True)
 class State:
-    """What is proved of a node; `facts` are further proved numbers that its record states, by name."""
+    """The proved numbers of a node; `facts` are further ones that its record states, by name."""
 
     lipschitz: float
     norm: float
@@ -44,12 +48,24 @@ class State:
         """lipschitz, norm and error, to compute with."""
         return Fraction(self.lipschitz), Fraction(self.norm), Fraction(self.error)
 
+    @property
+    def computed_norm(self) -> Fraction:
+        """A bound of ||z^||."""
+        return Fraction(self.norm) + Fraction(self.error)
+
+    def after(
+        self, factor: Fraction, shift: Fraction = Fraction(0), rounding: Fraction = Fraction(0), **facts: float
+    ) -> "State":
+        """The state after a `factor`-Lipschitz map f with ||f(0)|| <= shift that is computed up to `rounding`."""
+        lipschitz, norm, error = self.fractions
+        return State(up(factor * lipschitz), up(factor * norm + shift), up(factor * error + rounding), facts)
+
 
 @dataclass(frozen=True)
 class Node:
     """One step of a program.
 
-    A subclass states `kind`, `run` and `bound`, and `settings` if it has any. Shapes are those of one sample.
+    A subclass states `kind`, its settings as further fields, `run` and `bound`. Shapes are those of one sample.
 
     Attributes:
         inputs: numbers of the nodes that it reads.
@@ -75,12 +91,14 @@ class Node:
     @property
     def tensors(self) -> Mapping[str, "Stored"]:
         """The stored numbers that it uses, by role."""
-        return {}
+        own = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: value for name, value in own.items() if isinstance(value, Stored)}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields of its record besides kind, inputs, shape, place and proved numbers."""
-        return {name: stored.name for name, stored in self.tensors.items()}
+        """The settings in its record: the fields that its kind adds to those of every node."""
+        shared = {part.name for part in fields(Node)}
+        return {part.name: _written(getattr(self, part.name)) for part in fields(self) if part.name not in shared}
 
     def record(self) -> dict[str, Any]:
         """The node as it is stored in a certificate file, without its proved numbers."""
@@ -105,6 +123,15 @@ class Stored(NamedTuple):
 
     values: Tensor
     name: str | None = None
+
+
+def _written(setting: Any) -> Any:
+    """A setting as a record has it: tensors by name, numbers without rounding."""
+    if isinstance(setting, Stored):
+        return setting.name
+    if isinstance(setting, tuple):
+        return [_written(part) for part in setting]
+    return setting.hex() if isinstance(setting, float) else setting
 
 
 @dataclass(frozen=True)
@@ -155,10 +182,6 @@ class Sort(_Exact):
     axis: int = 0
     group_size: int = 2
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"axis": self.axis, "group_size": self.group_size}
-
     def run(self, *values: Tensor) -> Tensor:
         axis = self.axis + 1
         groups = values[0].unflatten(axis, (self.group_size, -1))
@@ -193,10 +216,6 @@ class Windows(Node):
     take: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return {"take": [list(row) for row in self.take]}
-
-    @property
     def most_windows(self) -> int:
         """The largest number of windows that contain one pixel."""
         return max(Counter(i for row in self.take for i in row if i >= 0).values())
@@ -216,9 +235,8 @@ class Max(Windows):
         return self.seen(values[0], -math.inf).amax(2).reshape(-1, *self.shape)
 
     def bound(self, *before: State) -> State:
-        constant = Fraction(up_root(Fraction(self.most_windows)))
-        lipschitz, norm, error = (up(constant * x) for x in before[0].fractions)
-        return State(lipschitz, norm, error, {"constant": float(constant)})
+        constant = up_root(Fraction(self.most_windows))
+        return before[0].after(Fraction(constant), constant=constant)
 
 
 @dataclass(frozen=True)
@@ -228,10 +246,6 @@ class Sum(Windows):
     kind = "sum"
     factor: float = 1.0
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return super().settings | {"factor": self.factor.hex()}
-
     def run(self, *values: Tensor) -> Tensor:
         return (self.seen(values[0], 0.0).sum(2) * self.factor).reshape(-1, *self.shape)
 
@@ -239,11 +253,9 @@ class Sum(Windows):
         size, factor = len(self.take), _below_limit(self, self.factor)
         # Schur test: rows sum to factor * size, columns to at most factor times the windows that hold a pixel.
         constant = Fraction(up_root(factor**2 * self.most_windows * size))
-        lipschitz, norm, error = before[0].fractions
         # size - 1 sums, a division, a product, and the rounding of the factor itself: below size + 4 roundings.
-        rounding = gamma(size + 4) * constant * (norm + error) + (size + 2) * ETA * self.entries
-        numbers = up(constant * lipschitz), up(constant * norm), up(constant * error + rounding)
-        return State(*numbers, {"constant": float(constant)})
+        rounding = gamma(size + 4) * constant * before[0].computed_norm + (size + 2) * ETA * self.entries
+        return before[0].after(constant, rounding=rounding, constant=float(constant))
 
 
 @dataclass(frozen=True)
@@ -253,18 +265,12 @@ class Scale(Node):
     kind = "scale"
     factor: float = 1.0
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"factor": self.factor.hex()}
-
     def run(self, *values: Tensor) -> Tensor:
         return values[0] * self.factor
 
     def bound(self, *before: State) -> State:
         factor = abs(_below_limit(self, self.factor))
-        lipschitz, norm, error = before[0].fractions
-        rounding = UNIT * factor * (norm + error) + ETA * self.entries
-        return State(up(factor * lipschitz), up(factor * norm), up(factor * error + rounding))
+        return before[0].after(factor, rounding=UNIT * factor * before[0].computed_norm + ETA * self.entries)
 
 
 @dataclass(frozen=True)
@@ -290,10 +296,6 @@ class Normalize(Node):
     mean: Stored = field(kw_only=True)
     std: Stored = field(kw_only=True)
 
-    @property
-    def tensors(self) -> Mapping[str, Stored]:
-        return {"mean": self.mean, "std": self.std}
-
     def run(self, *values: Tensor) -> Tensor:
         x = values[0]
         mean, std = (stored.values.view(-1, *(1,) * (x.dim() - 2)) for stored in (self.mean, self.std))
@@ -308,16 +310,10 @@ class Normalize(Node):
                 f"expected deviations above 0 and finite means, all below 2^500, got others at {self.title}; "
                 "check the numbers of the normalisation"
             )
-        lipschitz, norm, error = before[0].fractions
-        deviation = Fraction(least)
+        factor = 1 / Fraction(least)
         shift = Fraction(up_root(squared_norm(mean) * math.prod(self.shape[1:])))
-        rounding = gamma(4) * (norm + error + shift)
-        return State(
-            up(lipschitz / deviation),
-            up((norm + shift) / deviation),
-            up((error + rounding) / deviation + 4 * ETA * self.entries),
-            {"mean_norm": float(shift)},
-        )
+        rounding = gamma(4) * factor * (before[0].computed_norm + shift) + 4 * ETA * self.entries
+        return before[0].after(factor, factor * shift, rounding, mean_norm=float(shift))
 
 
 @dataclass(frozen=True)
@@ -340,18 +336,14 @@ class Affine(Node):
     square: Fraction | None = None  # >= ||W||^2, once it is proved
 
     @property
-    def tensors(self) -> Mapping[str, Stored]:
-        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-
-    @property
     def settings(self) -> dict[str, Any]:
         conv = self.conv
         padding = [] if conv is None else padding_of(conv)
         # Of the padding only the left part is needed: the right part and `output_padding` decide how many pixels there
         # are, which `shape` states.
         return {
-            "weight": self.weight.name,
-            "bias": None if self.bias is None else self.bias.name,
+            "weight": _written(self.weight),
+            "bias": _written(self.bias),
             "stride": [] if conv is None else list(conv.stride),
             "dilation": [] if conv is None else list(conv.dilation),
             "offset": [left for left, _ in padding],
@@ -386,17 +378,32 @@ class Affine(Node):
         return geometry_of(self.layer, self.pixels or None)
 
     def run(self, *values: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.values
-        if self.conv is None:
-            return F.linear(values[0], self.weight.values, bias)
-        return _convolve(self.conv, values[0], self.weight.values, bias)
+        return self.apply(values[0], None if self.bias is None else self.bias.values)
+
+    def apply(self, x: Tensor, bias: Tensor | None = None, *, adjoint: bool = False) -> Tensor:
+        """W x + b; with `adjoint`, for a convolution of stride 1 that keeps the size, W^T x."""
+        conv, weight = self.conv, self.weight.values
+        if conv is None:
+            return F.linear(x, weight, bias)
+        dims, padding, is_circular = len(conv.kernel_size), padding_of(conv), self.is_circular
+        if conv.transposed or adjoint:
+            run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+            amounts = [left for left, _ in padding]
+            if is_circular:
+                # Pixel i reads x[i + left - d t], from i - right to i + left: in the wrapped x those are i to i + both.
+                x = F.pad(x, [n for left, right in reversed(padding) for n in (right, left)], mode="circular")
+                amounts = [left + right for left, right in padding]
+            return run(x, weight, bias, conv.stride, amounts, conv.output_padding, conv.groups, conv.dilation)
+        amounts = [n for pair in reversed(padding) for n in pair]
+        if any(amounts):
+            x = F.pad(x, amounts, mode="circular" if is_circular else "constant")
+        return (F.conv1d, F.conv2d, F.conv3d)[dims - 1](x, weight, bias, conv.stride, 0, conv.dilation, conv.groups)
 
     def bound(self, *before: State) -> State:
-        lipschitz, norm, error = before[0].fractions
         sigma, absolute, bias = self.norms()
-        rounding = self.rounding(self.products(self.transposed), absolute * (norm + error) + bias, self.entries)
-        numbers = up(sigma * lipschitz), up(sigma * norm + bias), up(sigma * error + rounding)
-        return State(*numbers, self.facts(sigma, absolute, bias))
+        sums = absolute * before[0].computed_norm + bias
+        rounding = self.rounding(self.products(self.transposed), sums, self.entries)
+        return before[0].after(sigma, bias, rounding, **self.facts(sigma, absolute, bias))
 
     def products(self, transposed: bool) -> int:
         """How many products one output sums, of the layer or of its adjoint."""
@@ -404,7 +411,7 @@ class Affine(Node):
         return (first // self.groups if transposed else second) * math.prod(taps)
 
     def rounding(self, products: int, sums: Fraction, entries: int) -> Fraction:
-        """What rounding does to W x + b, if the sums of absolute terms of all outputs are together at most so long."""
+        """The rounding error of W x + b, if the sums of absolute terms in each output form a vector of norm `sums`."""
         self.check_sums(sums)
         return gamma(products + 2) * sums + (products + 2) * ETA * entries
 
@@ -452,22 +459,18 @@ class Potential(Affine):
         V^T relu      off by sigma d1 + d2,  d2 = gamma' A t + underflow   gamma' of the products in an entry of V^T
         x^ - 2 V^T    off by 2 (sigma d1 + d2) + UNIT (s + 2 (sigma t + d2)) + underflow
 
-    where doubling is exact but for underflow, and the last line rounds once what is not longer than
+    where doubling is exact but for underflow, and the last line rounds once a vector that is not longer than
     s + 2 (sigma t + d2). That is the distance to the real value at x^; the one at x is another c error_in away.
     """
 
     kind = "potential"
 
     def run(self, *values: Tensor) -> Tensor:
-        x, conv = values[0], self.conv
-        assert conv is not None
-        inner = _convolve(conv, x, self.weight.values, None if self.bias is None else self.bias.values).clamp(min=0)
-        return x - 2 * _convolve(conv, inner, self.weight.values, None, adjoint=True)
+        return values[0] - 2 * self.apply(super().run(*values).clamp(min=0), adjoint=True)
 
     def bound(self, *before: State) -> State:
-        lipschitz, norm, error = before[0].fractions
         sigma, absolute, bias = self.norms()
-        size, hidden = norm + error, self.weight.values.shape[0] * math.prod(self.shape[1:])
+        size, hidden = before[0].computed_norm, self.weight.values.shape[0] * math.prod(self.shape[1:])
         first = self.rounding(self.products(False), absolute * size + bias, hidden)
         inside = sigma * size + bias + first
         second = self.rounding(self.products(True), absolute * inside, self.entries)
@@ -475,8 +478,7 @@ class Potential(Affine):
         self.check_sums(reach)
         factor = max(Fraction(1), 2 * sigma**2 - 1)
         rounding = 2 * (sigma * first + second) + UNIT * reach + 2 * ETA * self.entries
-        numbers = up(factor * lipschitz), up(factor * norm + 2 * sigma * bias), up(factor * error + rounding)
-        return State(*numbers, self.facts(sigma, absolute, bias))
+        return before[0].after(factor, 2 * sigma * bias, rounding, **self.facts(sigma, absolute, bias))
 
 
 @dataclass(frozen=True)
@@ -503,25 +505,23 @@ class Exponential(Affine):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return super().settings | {"terms": self.terms, "factor": self.factor.hex()}
+        return super().settings | {"terms": self.terms, "factor": _written(self.factor)}
 
     def run(self, *values: Tensor) -> Tensor:
-        x, conv = values[0].unflatten(1, (self.groups, -1)), self.conv
-        assert conv is not None
+        x = values[0].unflatten(1, (self.groups, -1))
         channels = self.weight.values.shape[1]
         x = F.pad(x, (0, 0) * len(self.pixels) + (0, channels - x.shape[2])).flatten(1, 2)
         z = x
         for j in range(self.terms, 0, -1):
-            z = torch.add(x, _convolve(conv, z, self.weight.values, None), alpha=1 / j)
+            z = torch.add(x, self.apply(z), alpha=1 / j)
         z = z.unflatten(1, (self.groups, -1))[:, :, : self.shape[0] // self.groups].flatten(1, 2) * self.factor
         return z if self.bias is None else z + self.bias.values.reshape(-1, *(1 for _ in self.pixels))
 
     def bound(self, *before: State) -> State:
-        lipschitz, norm, error = before[0].fractions
         sigma, absolute, bias = self.norms()
         if not self._is_skew() or sigma > 8:
             raise ProofError(f"expected a skew kernel of norm at most 8, got another one at {self.title}")
-        factor, size = abs(_below_limit(self, self.factor)), norm + error
+        factor, size = abs(_below_limit(self, self.factor)), before[0].computed_norm
         entries = self.weight.values.shape[0] * math.prod(self.pixels)
         length, off = size, Fraction(0)  # n_j and d_j
         for j in range(self.terms, 0, -1):
@@ -533,10 +533,9 @@ class Exponential(Affine):
         expansion = Fraction(gain(self.terms, float(sigma)))
         reach = factor * (expansion * size + off) + bias
         self.check_sums(reach)
-        constant = factor * expansion
         rounding = factor * off + gamma(2) * reach + 2 * ETA * self.entries
-        numbers = up(constant * lipschitz), up(constant * norm + bias), up(constant * error + rounding)
-        return State(*numbers, self.facts(sigma, absolute, bias) | {"gain": float(expansion)})
+        facts = self.facts(sigma, absolute, bias)
+        return before[0].after(factor * expansion, bias, rounding, **facts, gain=float(expansion))
 
     def _is_skew(self) -> bool:
         conv, kernel = self.conv, self.weight.values.unflatten(0, (self.groups, -1))  # (g, c, c, *taps)
@@ -566,26 +565,6 @@ def _below_limit(node: Node, value: float) -> Fraction:
     if not abs(value) < LIMIT:
         raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}; use a smaller factor")
     return Fraction(value)
-
-
-def _convolve(
-    conv: nn.modules.conv._ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None, *, adjoint: bool = False
-) -> Tensor:
-    """The layer, or with `adjoint` the transpose of one of stride 1 that keeps the size."""
-    dims, padding = len(conv.kernel_size), padding_of(conv)
-    if conv.transposed or adjoint:
-        run = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
-        amounts = [left for left, _ in padding]
-        if conv.padding_mode == "circular":
-            # Pixel i reads x[i + left - d t], from i - right to i + left: in the wrapped x those are i to i + both.
-            x = F.pad(x, [n for left, right in reversed(padding) for n in (right, left)], mode="circular")
-            amounts = [left + right for left, right in padding]
-        return run(x, weight, bias, conv.stride, amounts, conv.output_padding, conv.groups, conv.dilation)
-    amounts = [n for pair in reversed(padding) for n in pair]
-    if any(amounts):
-        x = F.pad(x, amounts, mode="circular" if conv.padding_mode == "circular" else "constant")
-    run = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
-    return run(x, weight, bias, conv.stride, 0, conv.dilation, conv.groups)
 
 
 @dataclass(frozen=True)
@@ -636,18 +615,13 @@ def windows_of(
         ((0, 2), (1, 3))
     """
     padding, dilation = padding or [0] * len(kernel), dilation or [1] * len(kernel)
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]  # from a pixel to the next one along an axis
+    beyond = -math.prod(sizes)  # plus any pixel, this is negative
     found = []
     for tap in itertools.product(*map(range, kernel)):
         axes = [
-            [i if 0 <= i < n else None for i in range(d * t - p, d * t - p + s * count, s)]
-            for t, n, s, p, d, count in zip(tap, sizes, stride, padding, dilation, out, strict=True)
+            [step * i if 0 <= i < n else beyond for i in range(d * t - p, d * t - p + s * count, s)]
+            for step, t, n, s, p, d, count in zip(steps, tap, sizes, stride, padding, dilation, out, strict=True)
         ]
-        found.append(tuple(_number(place, sizes) for place in itertools.product(*axes)))
+        found.append(tuple(max(-1, sum(place)) for place in itertools.product(*axes)))
     return tuple(found)
-
-
-def _number(place: tuple[int | None, ...], sizes: Sequence[int]) -> int:
-    known = [i for i in place if i is not None]
-    if len(known) < len(place):
-        return -1
-    return sum(i * math.prod(sizes[axis + 1 :]) for axis, i in enumerate(known))

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
-from onelip.graph.calls import Graph, Ref
+from onelip.graph.calls import Graph, Ref, argument_of
 from onelip.graph.kinds import Input, Node, Program, Stored
-from onelip.graph.step import argument_of, check_operations
+from onelip.graph.step import aten, check_operations
 from onelip.graph.trace import trace
 
 Rule = Callable[["Lowering"], int]
@@ -122,7 +122,7 @@ class Lowering:
 
     def argument(self, name: str) -> Any:
         """An argument of an ATen operation by its name, with torch's default where it was left out."""
-        return argument_of(self.call, name)
+        return argument_of(aten(self.call.op), self.call.arguments, self.call.keywords, name)
 
     def node(self, operand: Any) -> int:
         """The node of an operand; one that does not depend on the input is refused."""

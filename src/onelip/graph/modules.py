@@ -88,7 +88,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _stated(module: LipschitzModule, rank: int | None) -> Bound:
-    """What a layer states of itself."""
+    """The bound that a layer states itself."""
     dim = getattr(module, "dim", None)
     axes = [axis for axis in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(axis, int)]
     if why := why_batch(axes, rank):

@@ -1,12 +1,17 @@
-"""What a rule is: from the constants of a call's operands to the constant of the call.
+"""Rules: the constant of a call from the constants of its operands.
 
-A rule is a function of a `Step`. It returns `step.times(c, why)` for a call that is c-Lipschitz in its one operand, or
-`step.gives(L, why)` if it has computed the constant from the model's input by itself, and raises `Refusal` with the
-reason where no bound is known. It must hold for every input: the step shows shapes, settings and constants, never
-values of the input. Numbers are rounded up.
+A rule is a function of a `Step`, which is a call with the constants of the calls before it:
 
-A rule is registered for ATen operations by name, and for layers of torch that hold the same settings by class. A layer
-by itself has no input, so a rule that reads a shape refuses it.
+    @register_rule("aten.leaky_relu.default", nn.LeakyReLU)
+    def leaky_relu(step):
+        return step.times(max(1.0, abs(step.argument("negative_slope"))), "largest slope")
+
+It returns `step.times(c, why)` for a call that is c-Lipschitz in its one operand, or `step.gives(L, why)` with the
+constant in terms of the input of the model. It raises `Refusal` with the reason if no bound is known. A rule must hold
+for every input: the step has shapes, settings and constants, but no values of the input. Numbers are rounded up.
+
+A rule is registered for ATen operations by name, and for layers of torch with the same settings by class. A layer by
+itself has no input, so a rule that reads a shape refuses it (`ModuleStep`).
 """
 
 import functools
@@ -18,11 +23,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from onelip.core.lipschitz_module import Bound
 from onelip.core.rounding import float_up, multiply_up
-from onelip.graph.calls import Call, Graph, Ref
+from onelip.graph.calls import Call, Graph, Ref, argument_of, references
 
 
 class Refusal(Exception):
@@ -37,12 +41,12 @@ class StepBound(Bound):
         factor: the bound of the call by itself, if it has one operand.
         remark: what a user should know although there is a proof.
         details: several bounds of one layer.
-        is_refused: whether no bound is known of the call itself, rather than of what it rests on.
-        ancestor: a call before it that the bound rests on, rather than on the operands.
-        root: the constant of its root, entry by entry: see squares.py.
-        root_factor: of its root in that of its one operand.
-        by_roots: whether it rests on the roots of its operands.
-        holes: where a sample of it is memory that is not filled.
+        is_refused: whether the call itself has no bound; False if only an operand has none.
+        ancestor: an earlier call from whose constant the bound is computed, instead of from the operands.
+        root: the constant of its root, entry by entry: see ops/squares.py.
+        root_factor: the constant of its root in terms of the root of its one operand.
+        by_roots: whether the bound is computed from the roots of its operands.
+        holes: which entries of a sample are uninitialised memory.
     """
 
     factor: float | None = None
@@ -68,7 +72,7 @@ class Step:
 
     def argument(self, name: str) -> Any:
         """An argument of the ATen operation by its name, with torch's default where it was left out."""
-        return argument_of(self.call, name)
+        return argument_of(aten(self.call.op), self.call.arguments, self.call.keywords, name)
 
     @property
     def source(self) -> Call:
@@ -109,7 +113,7 @@ class ModuleStep(Step):
     def argument(self, name: str) -> Any:
         if name in ("train", "training"):
             return False
-        # What its class knows; other attributes may have the name of an argument that the layer leaves at its default.
+        # Arguments of its class are settings. Other attributes may have the name of an argument that was left out.
         is_setting = name in ("weight", "running_var") or name in signature(type(self.call.module)).parameters
         return getattr(self.call.module, name) if is_setting else super().argument(name)
 
@@ -131,6 +135,7 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 _RULES: dict[str | type[nn.Module], Rule] = {}
 _CALLS: dict[type[nn.Module], str] = {}  # the operation that a layer calls
+_OF_GRAPHS = ("getitem", "module")  # operations of `Call` that are not of ATen
 
 
 def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
@@ -165,6 +170,8 @@ def register_rule(*operations: str | type[nn.Module]) -> Callable[[AnyRule], Any
 def check_operations(operations: Sequence[Any]) -> None:
     """Raise an error unless all are names of ATen operations or classes of layers: other rules would never be used."""
     for operation in operations:
+        if operation in _OF_GRAPHS:
+            continue
         if isinstance(operation, str):
             aten(operation)
         elif not (isinstance(operation, type) and issubclass(operation, nn.Module)):
@@ -172,7 +179,7 @@ def check_operations(operations: Sequence[Any]) -> None:
 
 
 def _checking(rule: Rule) -> Rule:
-    """The rule; an answer that is no bound proves nothing."""
+    """The rule with a check of its result: only a bound proves anything."""
 
     @functools.wraps(rule)
     def checked(step: Step) -> StepBound:
@@ -212,7 +219,7 @@ def bound_by_rule(module: nn.Module) -> StepBound:
 
 def known_operations() -> list[str]:
     """Names of all ATen operations with a rule."""
-    return sorted(name for name in _RULES if isinstance(name, str))
+    return sorted(name for name in _RULES if isinstance(name, str) and name not in _OF_GRAPHS)
 
 
 def aten(name: str) -> Any:
@@ -227,23 +234,6 @@ def aten(name: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), op), overload)
     except (ValueError, AttributeError):
         raise ValueError(f"expected the name of an operation such as 'aten.add.Tensor', got {name!r}") from None
-
-
-def argument_of(call: Call, name: str) -> Any:
-    """An argument of an ATen operation by its name, with torch's default where it was left out."""
-    for place, argument in enumerate(aten(call.op)._schema.arguments):
-        if argument.name == name:
-            if place < len(call.arguments):
-                return call.arguments[place]
-            return call.keywords.get(name, argument.default_value)
-    raise KeyError(f"{call.op} has no argument {name!r}")
-
-
-def references(arguments: Any) -> list[Ref]:
-    """All uses of calls in arguments, each as often as it occurs."""
-    found: list[Ref] = []
-    tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None, arguments)
-    return found
 
 
 def finite(tensor: Any) -> Any:
@@ -261,6 +251,19 @@ def largest(tensor: Any) -> float:
     """The largest magnitude of a constant; 0 for an empty one."""
     value = finite(tensor)
     return float(value.abs().max()) if value.numel() else 0.0
+
+
+def per_axis(value: Any, axes: int, default: Sequence[int] = ()) -> Any:
+    """A setting for each axis, where torch takes one number for all; strings such as padding="same" are kept.
+
+    Examples:
+        >>> per_axis(3, 2), per_axis([1], 2), per_axis([], 2, default=(4, 5))
+        ((3, 3), (1, 1), (4, 5))
+    """
+    if isinstance(value, str):
+        return value
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * axes if len(numbers) == 1 else numbers or tuple(default)
 
 
 Axes = int | list[int] | tuple[int, ...] | None

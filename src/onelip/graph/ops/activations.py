@@ -18,6 +18,7 @@ from onelip.graph import kinds
 from onelip.graph._leaves import keep_whole
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.arithmetic import number, times
+from onelip.graph.ops.squares import square
 from onelip.graph.step import (
     Refusal,
     Step,
@@ -54,6 +55,21 @@ _slope(1.5000001, "steepest slope", "hardswish", nn.Hardswish)
 _slope(0.1666667, "slope at most 1/6", "hardsigmoid", nn.Hardsigmoid)
 _slope(1.7581, "slope at zero from below", "selu", nn.SELU)  # scale * alpha = 1.0507... * 1.6732...
 _slope(1.1283791670955128, "slope at most 2 / sqrt(pi)", "erf erfc special_erf")
+
+
+def _without_bound(why: str, names: str) -> None:
+    """Register functions without a bound."""
+
+    def refuse(step: Step) -> StepBound:
+        raise Refusal(why)
+
+    register_rule(*(f"aten.{name}.default" for name in names.split()))(refuse)
+
+
+_without_bound("jumps", "sign round floor hardshrink")
+_without_bound("grows without bound", "exp")
+_without_bound("its slope at zero has no bound", "sqrt rsqrt reciprocal log")
+_without_bound("attention multiplies things that all depend on the input", "scaled_dot_product_attention")
 
 # A quotient and a difference of two things that both depend on the input: as ATen operations they have no bound, or a
 # loose one.
@@ -139,8 +155,10 @@ def threshold(step: Step) -> StepBound:
 
 @register_rule("aten.pow.Tensor_Scalar")
 def power(step: Step) -> StepBound:
-    """x^1 and x^0; for squares see squares.py."""
+    """x^1 and x^0; for x^2 see squares.py."""
     exponent = step.argument("exponent")
+    if exponent == 2:
+        return square(step)
     if exponent not in (0, 1):
         raise Refusal("its slope has no bound")
     return step.times(float(exponent), f"power {exponent:g}")

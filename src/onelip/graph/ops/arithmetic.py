@@ -27,6 +27,7 @@ from onelip.graph import kinds
 from onelip.graph.calls import Ref
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.potential import gradient_step
+from onelip.graph.ops.squares import square
 from onelip.graph.step import Refusal, Step, StepBound, check_alike, finite, largest, register_rule
 
 
@@ -113,6 +114,8 @@ def multiply(step: Step) -> StepBound:
     """Entry by entry times a constant: max |c|."""
     operands = [step.argument("self"), step.argument("other")]
     if all(isinstance(operand, Ref) for operand in operands):
+        if operands[0] == operands[1]:
+            return square(step)
         raise Refusal("multiplies two things that both depend on the input: the slope grows with them")
     (constant,) = [operand for operand in operands if not isinstance(operand, Ref)]
     (operand,) = [operand for operand in operands if isinstance(operand, Ref)]

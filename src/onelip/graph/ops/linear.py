@@ -4,7 +4,7 @@ A functional call is turned into the layer that would make it, so one place know
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from onelip.graph.calls import Ref
 from onelip.graph.kinds import Affine, Join
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.modules import bound_module
-from onelip.graph.step import Refusal, Step, StepBound, check_alike, largest, register_rule
+from onelip.graph.step import Refusal, Step, StepBound, check_alike, largest, per_axis, register_rule
 
 _CONVOLUTIONS = {
     (1, False): nn.Conv1d,
@@ -30,6 +30,7 @@ _CONVOLUTIONS = {
 }
 
 
+@register_rule("module")
 def bound_leaf(step: Step) -> StepBound:
     """A layer that stayed a single call."""
     module = step.call.module
@@ -190,37 +191,34 @@ def einsum(step: Step) -> StepBound:
 
 
 def convolution_layer(
-    weight: Tensor, transposed: bool, stride: Sequence[int], padding: Any, dilation: Sequence[int], groups: int
+    weight: Tensor, transposed: bool, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> nn.Module:
     """The layer that would make a functional call, without a bias."""
-    axes = weight.dim() - 2
-
-    def each(value: Any) -> Any:
-        return value if isinstance(value, str) else tuple(value) * (axes if len(value) == 1 else 1)
-
-    kind = _CONVOLUTIONS[axes, transposed]
-    channels = (weight.shape[0], weight.shape[1] * groups)
-    inputs, outputs = channels if transposed else channels[::-1]
-    layer = kind(
-        inputs,
-        outputs,
-        tuple(weight.shape[2:]),
-        stride=each(stride),
-        padding=each(padding),
-        dilation=each(dilation),
-        groups=groups,
-        bias=False,
-        device="meta",
-    )
+    settings = {"stride": stride, "padding": padding, "dilation": dilation}
+    layer = _convolution_without_numbers(weight.shape, transposed, groups, False, settings)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     return layer
 
 
-@register_rule(
+def _convolution_without_numbers(
+    shape: Sequence[int], transposed: bool, groups: int, bias: bool, settings: Mapping[str, Any]
+) -> nn.Module:
+    """A convolution with a weight of this shape, on the meta device."""
+    axes = len(shape) - 2
+    channels = (shape[0], shape[1] * groups)
+    inputs, outputs = channels if transposed else channels[::-1]
+    given = {name: per_axis(value, axes) for name, value in settings.items()}
+    kind = _CONVOLUTIONS[axes, transposed]
+    return kind(inputs, outputs, tuple(shape[2:]), groups=groups, bias=bias, device="meta", **given)
+
+
+_FUNCTIONAL = (
     *(f"aten.conv{d}d.{overload}" for d in (1, 2, 3) for overload in ("default", "padding")),
     *(f"aten.conv_transpose{d}d.{overload}" for d, overload in ((1, "default"), (2, "input"), (3, "input"))),
-    "aten.convolution.default",
 )
+
+
+@register_rule(*_FUNCTIONAL, "aten.convolution.default")
 def convolution(step: Step) -> StepBound:
     """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
     transposed = "transpose" in step.call.op
@@ -231,30 +229,28 @@ def convolution(step: Step) -> StepBound:
     return bound_linear(step, convolution_layer(weight, transposed, stride, padding, dilation, groups))
 
 
-_FUNCTIONAL: dict[str, type[nn.Module]] = {
-    "aten.linear.default": nn.Linear,
-    **dict.fromkeys(("aten.conv1d.default", "aten.conv1d.padding"), nn.Conv1d),
-    **dict.fromkeys(("aten.conv2d.default", "aten.conv2d.padding"), nn.Conv2d),
-    **dict.fromkeys(("aten.conv3d.default", "aten.conv3d.padding"), nn.Conv3d),
-    "aten.conv_transpose1d.default": nn.ConvTranspose1d,
-    "aten.conv_transpose2d.input": nn.ConvTranspose2d,
-    "aten.conv_transpose3d.input": nn.ConvTranspose3d,
-}
-
-
 @lowers(*LINEAR_LAYERS)
 def lower_layer(low: Lowering) -> int:
     """A torch layer; subclasses with a forward of their own are no single call."""
     return affine(low, low.module, low.source, low.module.weight, low.module.bias)
 
 
-@lowers(*_FUNCTIONAL)
+@lowers("aten.linear.default", *_FUNCTIONAL)
 def lower_functional(low: Lowering) -> int:
     """A functional call with constant weights."""
-    weight, bias = low.argument("weight"), low.argument("bias")
+    weight, bias, op = low.argument("weight"), low.argument("bias"), low.call.op
     if not isinstance(weight, Tensor) or not (bias is None or isinstance(bias, Tensor)):
         low.refuse()
-    return affine(low, _as_layer(low, weight, bias), low.node(low.argument("input")), weight, bias)
+    if op == "aten.linear.default":
+        layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    else:
+        transposed = "transpose" in op
+        names = ("stride", "padding", "dilation", *(["output_padding"] if transposed else []))
+        settings = {name: low.argument(name) for name in names}
+        layer = _convolution_without_numbers(
+            weight.shape, transposed, low.argument("groups"), bias is not None, settings
+        )
+    return affine(low, layer, low.node(low.argument("input")), weight, bias)
 
 
 @lowers(ChannelAffine)
@@ -294,24 +290,3 @@ def affine(
         raise ProofError(f"{low.title}: {error}") from error
     numbers = {"weight": low.tensor(weight, "weight"), "bias": None if bias is None else low.tensor(bias, "bias")}
     return low.emit(kind, operand, shape=shape, layer=module, pixels=before[1:], **numbers, **settings)
-
-
-def _as_layer(low: Lowering, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A layer without numbers that has the settings of a functional call."""
-    kind: Any = _FUNCTIONAL[low.call.op]
-    first, second, *taps = weight.shape
-    if kind is nn.Linear:
-        return nn.Linear(second, first, device="meta")
-
-    def each(name: str) -> Any:
-        value = low.argument(name)
-        values = [value] if isinstance(value, int) else value
-        return value if isinstance(value, str) else tuple(values) * (len(taps) if len(values) == 1 else 1)
-
-    groups = low.argument("groups")
-    settings = {name: each(name) for name in ("stride", "dilation", "padding")}
-    channels = second * groups, first
-    if "transpose" in low.call.op:
-        settings["output_padding"] = each("output_padding")
-        channels = first, second * groups
-    return kind(*channels, tuple(taps), groups=groups, bias=bias is not None, device="meta", **settings)

@@ -130,13 +130,22 @@ def copy_in_layer(step: Step) -> StepBound:
     raise Refusal("copies pixels, so it stretches; use zero padding")
 
 
+@register_rule("getitem")
+def result(step: Step) -> StepBound:
+    """One of several results: any part of a tensor, else the first one, which alone has a bound."""
+    producer, index = step.source, step.call.arguments[1]
+    if index != 0 and producer.op not in SPLITS | {"aten.aminmax.default"}:
+        raise Refusal(f"result {index} of {producer.op} has no rule")
+    return step.times(1.0, f"result {index} of {producer.op}")
+
+
 def _holes(step: Step, moved: Moved) -> Tensor | None:
-    """Where the result is memory that is not filled, which the graph has as NaN."""
+    """The entries of the result that are uninitialised memory, for which the graph has NaN."""
     is_filled = not any(isinstance(leaf, Tensor) and _has_nan(leaf) for leaf in tree_leaves(_given(step)))
     if is_filled and not any(owner.index in step.holes for owner in moved.owners):
         return None
     if len(moved.pieces) != 1:
-        raise Refusal("reads memory that is not filled")
+        raise Refusal("reads uninitialised memory")
     (piece,) = moved.pieces
     before = [
         step.holes.get(owner.index, torch.zeros(length, dtype=torch.bool)).flatten()
@@ -261,7 +270,7 @@ def inserted_everywhere(step: Step) -> Sequence[Tensor]:
 
 
 def _check_constants(step: Step) -> None:
-    """What is inserted must be the same for every sample."""
+    """Refuse to insert other constants into one sample than into another."""
     if not any(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in tree_leaves(_given(step))):
         return
     for piece in inserted_everywhere(step):

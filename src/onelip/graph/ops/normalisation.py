@@ -64,7 +64,7 @@ def rms_norm(step: Step) -> StepBound:
     if len(step.argument("normalized_shape")) >= len(step.source.shape):
         raise Refusal("normalises over the batch axis, so samples depend on each other")
     eps = step.argument("eps")
-    # torch takes the eps of the type it runs in; what is certified is the float64 program, whose eps is the smallest.
+    # torch takes the eps of the type it runs in; the certified program is that in float64, whose eps is the smallest.
     return _own(step, step.argument("weight"), torch.finfo(torch.float64).eps if eps is None else eps)
 
 

@@ -12,13 +12,8 @@ from torch import nn
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.ops.separable import separable
-from onelip.graph.step import Refusal, Step, StepBound, register_rule
-
-
-def _per_axis(value: int | Sequence[int], axes: int, default: Sequence[int] = ()) -> list[int]:
-    numbers = [value] if isinstance(value, int) else list(value)
-    return numbers * axes if len(numbers) == 1 else numbers or list(default)
+from onelip.graph.ops.separable import image_axes, separable
+from onelip.graph.step import Refusal, Step, StepBound, per_axis, register_rule
 
 
 @register_rule("aten.max_pool1d.default", "aten.max_pool1d_with_indices.default", nn.MaxPool1d)
@@ -27,10 +22,10 @@ def _per_axis(value: int | Sequence[int], axes: int, default: Sequence[int] = ()
 def max_pool(step: Step) -> StepBound:
     """Window w of an axis reads s w - p + d t for t < k. On an axis of any length an entry lies in as many windows as
     there are t in one class modulo s / gcd(s, d)."""
-    axes = int(step.call.op.split("pool")[1][0])
-    kernel = _per_axis(step.argument("kernel_size"), axes)
-    stride = _per_axis(step.argument("stride"), axes, kernel)
-    padding, dilation = (_per_axis(step.argument(name), axes) for name in ("padding", "dilation"))
+    axes = image_axes(step.call.op)
+    kernel = per_axis(step.argument("kernel_size"), axes)
+    stride = per_axis(step.argument("stride"), axes, kernel)
+    padding, dilation = (per_axis(step.argument(name), axes) for name in ("padding", "dilation"))
     if step.operand_shape is None:
         return _answer(step, most_windows(kernel, stride, dilation))
     counts = step.call.shape[-axes:] or (None,) * axes  # of windows; not known where there are several results
@@ -48,10 +43,10 @@ def max_pool(step: Step) -> StepBound:
 )
 def adaptive_max_pool(step: Step) -> StepBound:
     """Window i of m on an axis of length n reads floor(i n / m) up to ceil((i + 1) n / m)."""
-    axes = int(step.call.op.split("pool")[1][0])
+    axes = image_axes(step.call.op)
     if len(step.source.shape) != axes + 2:
         raise Refusal("expected a batch axis and a channel axis before the image")
-    sizes = _per_axis(step.argument("output_size"), axes)
+    sizes = per_axis(step.argument("output_size"), axes)
     windows = [
         _most([list(range(i * n // m, -(-(i + 1) * n // m))) for i in range(m)], n)
         for n, m in zip(step.source.shape[-axes:], sizes, strict=True)
@@ -87,8 +82,8 @@ def avg_pool(step: Step) -> StepBound:
     windows that an entry lies in, divided by the size of a window."""
     if step.operand_shape is not None:
         return separable(step)
-    axes = int(step.call.op.split("pool")[1][0])
-    kernel, stride, padding = (_per_axis(step.argument(name), axes) for name in ("kernel_size", "stride", "padding"))
+    axes = image_axes(step.call.op)
+    kernel, stride, padding = (per_axis(step.argument(name), axes) for name in ("kernel_size", "stride", "padding"))
     # torch's 1d pooling has no divisor_override.
     divisor = axes > 1 and step.argument("divisor_override")
     if step.argument("ceil_mode") or divisor or (any(padding) and not step.argument("count_include_pad")):
@@ -115,20 +110,20 @@ def _answer(step: Step, windows: list[int]) -> StepBound:
 
 def _pooled_axes(low: Lowering) -> int:
     """The number in the name of the operation; torch also takes samples without channels, which have no lowering."""
-    axes = int(low.call.op.split("pool")[1][0])
+    axes = image_axes(low.call.op)
     return axes if len(low.source_shape) == 1 + axes else low.refuse()
 
 
-def _windows(low: Lowering) -> tuple[list[int], list[int], list[int]]:
+def _windows(low: Lowering) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     axes = _pooled_axes(low)
-    kernel = _per_axis(low.argument("kernel_size"), axes)
-    return kernel, _per_axis(low.argument("stride") or kernel, axes), _per_axis(low.argument("padding"), axes)
+    kernel = per_axis(low.argument("kernel_size"), axes)
+    return kernel, per_axis(low.argument("stride") or kernel, axes), per_axis(low.argument("padding"), axes)
 
 
 @lowers(*(f"aten.max_pool{d}d.default" for d in (1, 2, 3)))
 def lower_max_pool(low: Lowering) -> int:
     sizes, (kernel, stride, padding) = low.source_shape[1:], _windows(low)
-    dilation = _per_axis(low.argument("dilation"), len(sizes))
+    dilation = per_axis(low.argument("dilation"), len(sizes))
     each = list(zip(sizes, kernel, stride, padding, dilation, low.shape[1:], strict=True))
     floor_mode = all((n + 2 * p - d * (k - 1) - 1) // s + 1 == out for n, k, s, p, d, out in each)
     # Every window must hold a pixel: one of padding alone is -infinity.

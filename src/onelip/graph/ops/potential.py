@@ -21,11 +21,11 @@ from onelip.bounds.linear import bound_layer
 from onelip.core.rounding import multiply_up, up
 from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.linear import convolution_layer, dense
-from onelip.graph.step import Step, StepBound, check_alike, finite
+from onelip.graph.step import Step, StepBound, check_alike, finite, per_axis
 
 _SLOPES = {f"aten.{name}.default" for name in ("relu", "tanh", "sigmoid", "atan", "asinh", "hardtanh", "relu6")}
 _PRODUCTS = ("aten.mul.Tensor", "aten.mul.Scalar")
-_SETTINGS = ("stride", "padding", "dilation", "groups")
+_SETTINGS = ("stride", "padding", "dilation")
 
 
 class _Map(NamedTuple):
@@ -98,7 +98,7 @@ def _read(step: Step, call: Call, is_back: bool) -> _Map | None:
         return None
     inner = Step(call, step.graph, ())
     axes = len(call.shape) - 2
-    settings = tuple(_per_axis(inner.argument(name), axes) for name in _SETTINGS)
+    settings = (*(per_axis(inner.argument(name), axes) for name in _SETTINGS), inner.argument("groups"))
     return _Map(inner.argument("weight"), settings, call.inputs[0])
 
 
@@ -108,12 +108,8 @@ def _read_layer(call: Call) -> _Map | None:
         return _Map(layer.weight, None, call.inputs[0])
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) or layer.padding_mode != "zeros":
         return None
-    axes = len(layer.kernel_size)
-    return _Map(layer.weight, tuple(_per_axis(getattr(layer, name), axes) for name in _SETTINGS), call.inputs[0])
-
-
-def _per_axis(value: Any, axes: int) -> Any:
-    return tuple(value) * (axes if len(value) == 1 else 1) if isinstance(value, list | tuple) else value
+    settings = (*(per_axis(getattr(layer, name), len(layer.kernel_size)) for name in _SETTINGS), layer.groups)
+    return _Map(layer.weight, settings, call.inputs[0])
 
 
 def _are_adjoint(step: Step, forth: _Map, back: _Map, call: Call) -> bool:

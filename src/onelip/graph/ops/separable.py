@@ -71,7 +71,7 @@ def separable(step: Step) -> StepBound:
 
 def read_matrices(step: Step) -> tuple[list[Sparse], float]:
     """Matrices, one for each image axis, and a number: the operation is their product times the number."""
-    axes = int(_the_digit(step.call.op))
+    axes = image_axes(step.call.op)
     lead, sizes = step.source.shape[:-axes], step.source.shape[-axes:]
     if not lead:
         raise Refusal("works along the batch axis, so samples depend on each other")
@@ -91,10 +91,16 @@ def read_matrices(step: Step) -> tuple[list[Sparse], float]:
         comb *= 2
 
 
-def _the_digit(op: str) -> str:
+def image_axes(op: str) -> int:
+    """The number of image axes in the name of an operation.
+
+    Examples:
+        >>> image_axes("aten.avg_pool2d.default")
+        2
+    """
     found = re.search(r"([123])d", op)
     assert found is not None
-    return found.group(1)
+    return int(found.group(1))
 
 
 def _read(

@@ -24,9 +24,8 @@ from onelip.core.rounding import hypotenuse_up, inverse_up, multiply_up, up_root
 from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.movement import COPIES, MOVES, inserted_everywhere
 from onelip.graph.ops.separable import SEPARABLE, read_matrices
-from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite
+from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite, register_rule
 
-_GROWS = "its slope grows without bound"
 _WITH_CONSTANTS = [f"aten.{name}.{overload}" for name in ("add", "mul", "div") for overload in ("Tensor", "Scalar")]
 _LIKE_ITSELF = {f"aten.{name}.default" for name in ("relu", "abs", "clamp_min")} | COPIES
 _INCREASING = MOVES | {
@@ -40,14 +39,11 @@ _INCREASING = MOVES | {
 }  # fmt: skip
 
 
-def squared(step: Step) -> StepBound | None:
-    """The verdict on a step that makes squares, or None: they have no constant, but their roots have."""
-    call, given = step.call, step.call.arguments
-    is_power = call.op == "aten.pow.Tensor_Scalar" and given[1] == 2
-    is_product = call.op == "aten.mul.Tensor" and isinstance(given[0], Ref) and given[0] == given[1]
-    if not (is_power or is_product or call.op == "aten.square.default"):
-        return None
-    return StepBound(None, _GROWS, is_refused=True, root=step.constants[given[0].index], root_factor=1.0)
+@register_rule("aten.square.default")
+def square(step: Step) -> StepBound:
+    """Squares have no constant, but their roots have."""
+    root = step.constants[step.call.inputs[0]]
+    return StepBound(None, "its slope grows without bound", is_refused=True, root=root, root_factor=1.0)
 
 
 def in_roots(step: Step, roots: Sequence[float | None]) -> StepBound | None:

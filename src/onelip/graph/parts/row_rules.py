@@ -1,4 +1,4 @@
-"""Calls as rows: the piecewise affine form of one call from the rows of its operands (_rows.py).
+"""Calls as rows: the piecewise affine form of one call from the rows of its operands (rows.py).
 
 Slices, copies and permutations pick rows; sums, and products with constants, combine them; relu, abs, comparisons and
 signs split them into pieces; other activations have slopes between two numbers. All other calls have no rows.
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from onelip.graph import _rows
-from onelip.graph._rows import Decisions, NoRows, Rows
 from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.movement import COPIES, MOVES, inserted, trace_entries
+from onelip.graph.parts import rows
+from onelip.graph.parts.rows import Decisions, NoRows, Rows
 from onelip.graph.step import Step, check_alike
 
 _TYPES = (torch.float32, torch.float64, torch.bool)
@@ -21,20 +21,17 @@ _SIGNS = {  # of a negative number, of zero, of a positive one
     "sign": (-1.0, 0.0, 1.0), "sgn": (-1.0, 0.0, 1.0),
     "gt": (0.0, 0.0, 1.0), "ge": (0.0, 1.0, 1.0), "lt": (1.0, 0.0, 0.0), "le": (1.0, 1.0, 0.0),
 }  # fmt: skip
-_SLOPES = {"relu": (0.0, 1.0), "abs": (-1.0, 1.0)}
+_SLOPES = {"relu": (0.0, 1.0), "abs": (-1.0, 1.0)}  # below zero and above
 # Increasing functions have slopes from 0 to their constant, others from minus to plus it.
 _INCREASING = {
     "tanh", "sigmoid", "atan", "asinh", "erf", "selu", "celu", "log_sigmoid", "hardtanh", "relu6", "hardsigmoid",
     "clamp", "clamp_min", "clamp_max", "softshrink",
 }  # fmt: skip
 _SMOOTH = _INCREASING | {"gelu", "silu", "mish", "hardswish", "elu", "sin", "cos", "prelu"}
-_ENTRY_BY_ENTRY = {
-    *_SMOOTH,
-    *_SIGNS, *_SLOPES, "add", "sub", "rsub", "mul", "div", "neg", "leaky_relu", "logical_not", "bitwise_not"
-}  # fmt: skip
-OPERATIONS = {f"aten.{name}.{overload}" for name in _ENTRY_BY_ENTRY for overload in ("default", "Tensor", "Scalar")} | {
-    "aten.where.self"
-}
+_NOT = {"logical_not", "bitwise_not"}
+_NAMES = {"add", "sub", "rsub", "mul", "div", "neg", "leaky_relu", *_SMOOTH, *_SIGNS, *_SLOPES, *_NOT}
+OPERATIONS = {f"aten.{name}.{overload}" for name in _NAMES for overload in ("default", "Tensor", "Scalar")}
+OPERATIONS |= {"aten.where.self"}
 
 Read = Callable[[int], Rows]  # the rows of a call, by its index; raises NoRows
 
@@ -77,56 +74,61 @@ def _operand(step: Step, argument: Any, read: Read) -> Rows:
     """An argument of a step entry by entry, broadcast."""
     shape = step.call.shape
     if isinstance(argument, Ref):
-        rows = read(argument.index)
-        if len(rows.shape) != len(shape) - 1:
+        found = read(argument.index)
+        if len(found.shape) != len(shape) - 1:
             raise NoRows
-        return _rows.expand(rows, shape[1:])
+        return rows.expand(found, shape[1:])
     check_alike(step, argument)
-    return _rows.constant(torch.as_tensor(argument, dtype=torch.float64).expand(shape)[0])
+    return rows.constant(torch.as_tensor(argument, dtype=torch.float64).expand(shape)[0])
 
 
 def _moved(step: Step, read: Read) -> Rows:
     moved = trace_entries(step)
     (piece,) = moved.pieces
-    fixed = _rows.constant(inserted(step) if bool((piece == 0).any()) else torch.zeros(1))
-    everything = _rows.concatenate([*(read(owner.index) for owner in moved.owners), fixed])
+    fixed = rows.constant(inserted(step) if bool((piece == 0).any()) else torch.zeros(1))
+    everything = rows.concatenate([*(read(owner.index) for owner in moved.owners), fixed])
     places = torch.arange(piece.numel()).reshape(piece.shape)
-    return _rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
+    return rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
 
 
 def _entry_by_entry(step: Step, name: str, read: Read, decisions: Decisions) -> Rows:
     arguments = step.call.arguments
-    if not (step.call.dtype.is_floating_point or name in _SIGNS or "not" in name):
+    if not (step.call.dtype.is_floating_point or name in _SIGNS or name in _NOT):
         raise NoRows  # sums of booleans are no sums
-    first = _operand(step, arguments[0], read)
+
+    def operand(place: int) -> Rows:
+        return _operand(step, arguments[place], read)
+
+    first = operand(0)
     if name in ("add", "sub", "rsub"):
-        alpha = float(step.argument("alpha"))
-        second = _operand(step, arguments[1], read)
+        second, alpha = operand(1), float(step.argument("alpha"))
         if name == "rsub":
             first, second = second, first
-        return _rows.add(first, second if name == "add" and alpha == 1 else _rows.scale(second, alpha * (
-            1.0 if name == "add" else -1.0)))  # fmt: skip
+        return rows.add(first, rows.scale(second, alpha if name == "add" else -alpha))
     if name == "mul":
-        return _rows.multiply(first, _operand(step, arguments[1], read))
+        return rows.multiply(first, operand(1))
     if name == "div":
         if isinstance(arguments[1], Ref):
             raise NoRows
-        divisor = _operand(step, arguments[1], read)
-        return _rows.multiply(first, replace(divisor, shift=1 / divisor.shift, is_exact=False))
+        divisor = operand(1)
+        return rows.multiply(first, replace(divisor, shift=1 / divisor.shift, is_exact=False))
     if name == "neg":
-        return _rows.scale(first, -1.0)
-    if name in ("logical_not", "bitwise_not"):
-        if len(first.index) or step.call.dtype != torch.bool:
+        return rows.scale(first, -1.0)
+    if name in _NOT:
+        if step.call.dtype != torch.bool:
             raise NoRows
-        return replace(first, shift=1 - first.shift)
+        return _not(first)
     if name == "where":
-        chosen, other = (_operand(step, argument, read) for argument in arguments[1:])
-        if len(first.index):
-            raise NoRows
-        return _rows.add(_rows.multiply(chosen, first), _rows.multiply(other, replace(first, shift=1 - first.shift)))
+        return rows.add(rows.multiply(operand(1), first), rows.multiply(operand(2), _not(first)))
     if name in _SIGNS:
         if len(arguments) == 2:
-            first = _rows.add(first, _rows.scale(_operand(step, arguments[1], read), -1.0))
+            first = rows.add(first, rows.scale(operand(1), -1.0))
         return decisions.sign(first, _SIGNS[name])
-    slopes = _SLOPES.get(name) or (float(step.argument("negative_slope")), 1.0)
-    return decisions.apply(first, slopes)
+    return decisions.apply(first, _SLOPES.get(name) or (float(step.argument("negative_slope")), 1.0))
+
+
+def _not(mask: Rows) -> Rows:
+    """1 - mask, for a mask that is constant in each state."""
+    if len(mask.index):
+        raise NoRows
+    return replace(mask, shift=1 - mask.shift)

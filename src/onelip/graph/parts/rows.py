@@ -1,24 +1,34 @@
-"""The entries of one tensor as piecewise affine functions of the entries of another one, and what that proves.
+"""The entries of one tensor as piecewise affine functions of the entries of another one, A, and the resulting weights.
+
+Example: y = relu(x) - relu(-x) for A = x. Its terms are piecewise affine, and both are decided by the sign of x:
+
+    sign of x                  -     0     +
+    slope of relu(x)           0     0     1
+    slope of relu(-x)         -1     0     0
+    slope of y                 1     0     1
+
+So y is 1-Lipschitz in x. The sum of the constants of both terms would be 2.
 
 Note [Rows]
-    Entry k of a sample of a node is
+    Entry k of a sample of a value is
 
         sum_t slope[s, t, k] * A[index[t, k]]  +  shift[s, k],
 
-    A being a node before it and s the state of some decisions. A decision is the sign (-, 0, +) of a function of A of
-    the same kind: relu(x) is x times [x > 0], and max(a, b) is b + (a - b) [a - b > 0]. What is decided by the same
-    sign, or by the opposite one, shares a decision: so relu(x) and relu(-x) are never both at work.
+    s being the state of some decisions. A decision is the sign (-, 0, +) of a function of A of the same kind: relu(x)
+    is x times [x > 0], and max(a, b) is b + (a - b) [a - b > 0]. Functions that are decided by the same sign, or by the
+    opposite one, share a decision, as in the example.
 
-    A smooth function with slopes between l and h, such as tanh, has a slope in between at each point. What is bounded
-    below is convex in each such slope, so l and h are the worst: they count as the two sides of a decision that nothing
-    is known of. The values of such a function are not known either: then the shift is NaN, and no sign can be taken.
+    A smooth function with slopes between l and h, such as tanh, has a slope in between at each point. The bounds below
+    are convex in each such slope, so l and h are the worst: they count as the two sides of a decision about which
+    nothing is known. The values of such a function are not known either: then the shift is NaN, and no sign can be
+    taken.
 
 Note [Weights]
-    On the straight line from one input to another, the state changes finitely often, and between two changes the node
-    moves by J_s times the step, with the matrix J_s of the state. If the node is continuous, then for every vector w
+    On the straight line from one input to another, the state changes finitely often, and between two changes the value
+    moves by J_s times the step, with the matrix J_s of the state. If the value is continuous, then for every vector w
     with w_i >= sum_j |(J_s^T J_s)_ij| for all states s,
 
-        ||node - node'||^2 <= sum_i w_i (A_i - A'_i)^2,
+        ||value - value'||^2 <= sum_i w_i (A_i - A'_i)^2,
 
     since x^T G x <= sum |G_ij| (x_i^2 + x_j^2) / 2. States that no input has are counted all the same, and those with a
     zero need not be: where s stays 0, a multiple of s does not move. For column i only the rows that read A_i matter,
@@ -26,11 +36,12 @@ Note [Weights]
     of a decision have the same state.
 
 Note [Jumps]
-    A product with [s > 0] is continuous only if what is multiplied is 0 where s is 0. So wherever such products are
-    used, the difference between the two sides of each decision must be a multiple m s of s. If coefficients have been
-    rounded, it need be one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder
-    activation, made of sines and cosines) miss each other by 1e-16 of their slopes in float64. The measure for shifts
-    is that of m s, and not more than the slopes: a large constant, which may be subtracted later, must hide no jump.
+    A product f [s > 0] is continuous only if f is 0 where s is 0. So wherever such products are used, the difference
+    between the two sides of each decision must be a multiple m s of s. If coefficients have been rounded, it must be
+    one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder activation, made of
+    sines and cosines) miss each other by 1e-16 of their slopes in float64. The tolerance for shifts is relative to the
+    shift of m s, and not larger than that for slopes: a large constant, which may be subtracted later, must hide no
+    jump.
 """
 
 import itertools
@@ -49,7 +60,7 @@ _ROUNDING = 2.0**-44  # of a coefficient, and of sums of few products of two
 
 
 class NoRows(Exception):
-    """Not a piecewise affine function, or one of too many pieces."""
+    """A value is no piecewise affine function of A, or has too many pieces."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Rows:
         slope: (states, terms, n).
         shift: (states, n).
         decisions: their numbers; the states are all combinations of theirs, the last one running fastest.
-        places: (decisions, n), the place of each decision that an entry goes by, or -1.
+        places: (decisions, n), the place of each decision that an entry depends on, or -1.
         may_jump: whether it may be discontinuous, Note [Jumps].
         is_exact: whether no coefficient has been rounded: otherwise equal ones may stand for different numbers.
     """
@@ -85,7 +96,7 @@ def identity(shape: tuple[int, ...]) -> Rows:
 
 
 def constant(values: Tensor) -> Rows:
-    """What does not depend on A."""
+    """Constants, which do not depend on A."""
     n, flat = values.numel(), values.double().reshape(1, -1)
     index = torch.zeros(0, n, dtype=torch.long)
     return Rows(tuple(values.shape), index, flat.new_zeros(1, 0, n), flat, (), _no_places(n))
@@ -93,6 +104,14 @@ def constant(values: Tensor) -> Rows:
 
 def _no_places(n: int) -> Tensor:
     return torch.zeros(0, n, dtype=torch.long)
+
+
+def _constants(shape: tuple[int, ...], decision: int, values: tuple[float, ...], may_jump: bool) -> Rows:
+    """One constant for each state of a decision, the same for all entries; entry k is decided by place k."""
+    n = math.prod(shape)
+    shift = torch.tensor(values, dtype=torch.float64)[:, None].expand(STATES, n)
+    slope, index = shift.new_zeros(STATES, 0, n), torch.zeros(0, n, dtype=torch.long)
+    return Rows(shape, index, slope, shift, (decision,), torch.arange(n)[None], may_jump)
 
 
 def pick(rows: Rows, positions: Tensor) -> Rows:
@@ -118,9 +137,8 @@ def expand(rows: Rows, shape: tuple[int, ...]) -> Rows:
 
 
 def scale(rows: Rows, factor: float) -> Rows:
-    """Times a constant."""
-    is_exact = rows.is_exact and (abs(factor) == 1 or _are_signs(rows.slope, rows.shift))
-    return replace(rows, slope=rows.slope * factor, shift=rows.shift * factor, is_exact=is_exact)
+    """Times a number."""
+    return rows if factor == 1 else multiply(rows, constant(torch.full(rows.shape, factor, dtype=torch.float64)))
 
 
 def _are_signs(*numbers: Tensor) -> bool:
@@ -134,7 +152,7 @@ def _are_integers(*numbers: Tensor) -> bool:
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:
-    """One behind the other, flat."""
+    """All entries of all parts, in order, flat."""
     parts = _with_all_decisions(parts)
     terms = max(len(part.index) for part in parts)
 
@@ -197,7 +215,7 @@ def _same_places(a: Rows, b: Rows) -> Tensor:
 
 
 def _with_all_decisions(parts: Sequence[Rows]) -> list[Rows]:
-    """The same, as functions of the states of all their decisions."""
+    """The parts as functions of the states of all their decisions."""
     everything = tuple(sorted({number for part in parts for number in part.decisions}))
     if all(part.decisions == everything for part in parts):
         return list(parts)
@@ -217,7 +235,7 @@ def _with_all_decisions(parts: Sequence[Rows]) -> list[Rows]:
 
 
 def merge(rows: Rows) -> Rows:
-    """The same with every entry of A at most once in a row, and without terms that are 0 everywhere."""
+    """Equal rows that read every entry of A at most once, without terms that are 0 everywhere."""
     terms, n = rows.index.shape
     if terms > _MOST_TERMS or rows.slope.numel() > _MOST_NUMBERS:
         raise NoRows
@@ -235,60 +253,51 @@ def merge(rows: Rows) -> Rows:
 
 
 class Decisions:
-    """The decisions that rows over one tensor A go by."""
+    """The decisions that rows over one tensor A depend on: the rows whose sign is taken, by number."""
 
     def __init__(self) -> None:
-        self.made: list[Rows | None] = []  # None: a slope that is not known
-        self._given: list[Rows | None] = []
+        self._given: list[Rows | None] = []  # None for a smooth function, of which only the slopes are known
+        self._made: list[Rows | None] = []  # the same, merged
 
     def sign(self, rows: Rows, values: tuple[float, float, float]) -> Rows:
         """Constants for a negative, a zero and a positive entry."""
         if not self.is_continuous(rows, 0.0) or bool(rows.shift.isnan().any()):
             raise NoRows
         number, is_opposite = self._number(rows)
-        n = rows.index.shape[1]
-        own = torch.tensor(values[::-1] if is_opposite else values, dtype=torch.float64)
-        shift = own[:, None].expand(STATES, n)
-        return Rows(
-            rows.shape, rows.index[:0], shift.new_zeros(STATES, 0, n), shift, (number,), torch.arange(n)[None], True
-        )
+        return _constants(rows.shape, number, values[::-1] if is_opposite else values, may_jump=True)
 
     def apply(self, rows: Rows, slopes: tuple[float, float]) -> Rows:
         """A continuous function with one slope below zero and one above."""
         return replace(multiply(rows, self.sign(rows, (slopes[0], 0.0, slopes[1]))), may_jump=False)
 
     def smooth(self, rows: Rows, least: float, most: float) -> Rows:
-        """A function entry by entry, of which the slopes are known."""
+        """A function of single entries with slopes from `least` to `most`."""
         if rows.may_jump:
             raise NoRows
-        n = rows.index.shape[1]
-        slopes = torch.tensor([least, least, most], dtype=torch.float64)[:, None].expand(STATES, n)
-        free = replace(constant(slopes[0]), slope=slopes.new_zeros(STATES, 0, n), shift=slopes)
-        free = replace(free, shape=rows.shape, decisions=(len(self.made),), places=torch.arange(n)[None])
-        self.made.append(None)
-        self._given.append(None)
-        result = multiply(rows, free)
+        result = multiply(rows, _constants(rows.shape, self._new(None, None), (least, least, most), may_jump=False))
         return replace(result, shift=torch.full_like(result.shift, torch.nan))
 
+    def _new(self, given: Rows | None, made: Rows | None) -> int:
+        self._given.append(given)
+        self._made.append(made)
+        return len(self._made) - 1
+
     def _number(self, given: Rows) -> tuple[int, bool]:
-        """The decision by these rows, and whether it is the opposite of them."""
+        """The decision by the sign of these rows, and whether it has the opposite sign."""
         rows = merge(given)
         if len(rows.index) == 1 and len(rows.slope) == 1 and not bool(rows.shift.any()):
             rows = replace(rows, slope=rows.slope.sign(), is_exact=True)  # the sign of c x is that of c times that of x
-        for number, other in enumerate(self.made):
+        for number, other in enumerate(self._made):
             if self._given[number] is given:
                 return number, False
-            if other is None:
+            if other is None or not (rows.is_exact and other.is_exact):
                 continue
-            is_alike = rows.decisions == other.decisions and torch.equal(rows.index, other.index)
-            if not is_alike or not (rows.is_exact and other.is_exact):
+            if rows.decisions != other.decisions or not torch.equal(rows.index, other.index):
                 continue
             for factor in (1, -1):
                 if torch.equal(rows.slope, factor * other.slope) and torch.equal(rows.shift, factor * other.shift):
                     return number, factor == -1
-        self.made.append(rows)
-        self._given.append(given)
-        return len(self.made) - 1, False
+        return self._new(given, rows), False
 
     def is_continuous(self, rows: Rows, tolerance: float) -> bool:
         """Note [Jumps]; where coefficients have been rounded, up to a tolerance relative to the slopes."""
@@ -299,14 +308,15 @@ class Decisions:
         return all(self._meets(rows, number, tolerance) for number in rows.decisions)
 
     def _meets(self, rows: Rows, number: int, tolerance: float) -> bool:
-        places, made = rows.places[rows.decisions.index(number)], self.made[number]
+        """Whether the sides of a decision differ by a multiple of the rows s whose sign it is, in every state."""
+        places, made = rows.places[rows.decisions.index(number)], self._made[number]
         if made is None:
             return True
-        going = (places >= 0).nonzero().flatten()
-        if not len(going):
+        decided = (places >= 0).nonzero().flatten()
+        if not len(decided):
             return True
         try:
-            f, s = _with_all_decisions([pick(rows, going), pick(made, places[going])])
+            f, s = _with_all_decisions([pick(rows, decided), pick(made, places[decided])])
             _same_places(f, s)
         except NoRows:
             return False
@@ -315,7 +325,7 @@ class Decisions:
         below = states[(states // width) % STATES < STATES - 1]  # each state and the next one of this decision
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
-        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(going), dtype=torch.float64)
+        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(decided), dtype=torch.float64)
         multiple, off = _nearest_multiple(f.index, slope, s.index, against)
         expected = multiple * offset
         allowed = tolerance * torch.minimum(size, expected.abs())
@@ -344,42 +354,51 @@ def _nearest_multiple(index: Tensor, slope: Tensor, s_index: Tensor, s_slope: Te
     return multiple, worst
 
 
-def weights(rows: Rows, size: int) -> Tensor:
+def weights_of_rows(rows: Rows, size: int) -> Tensor:
     """Note [Weights]: one number for each of `size` entries of A. The rows must be continuous."""
     rows = merge(rows)
     terms, n = rows.index.shape
     largest = rows.slope.abs().amax(0) if terms else rows.slope.new_zeros(0, n)
-    t, k = largest.nonzero(as_tuple=True)
-    column = rows.index[t, k]
-    most = int(torch.bincount(column).max()) if len(column) else 0
+    term, row = largest.nonzero(as_tuple=True)
+    column = rows.index[term, row]
+    most = int(torch.bincount(column).max()) if len(column) else 0  # rows that read one entry of A
     is_exact = rows.is_exact and _are_integers(rows.slope)
     # Without cancellation, and with the worst state of every row by itself.
     plain = torch.zeros(size, dtype=torch.float64)
-    plain.index_add_(0, column, largest[t, k] * largest.sum(0)[k])
+    plain.index_add_(0, column, largest[term, row] * largest.sum(0)[row])
     plain *= 1.0 if is_exact else 1 + _ROUNDING + most * 2.0**-50
-    if (
-        most == 0
-        or (most == 1 and not rows.decisions)
-        or most * terms > _MOST_TERMS
-        or not _is_uniform(rows, column, k, size)
-    ):
+    is_tight = most == 0 or (most == 1 and not rows.decisions)
+    if is_tight or most * terms > _MOST_TERMS or not _is_uniform(rows, column, row, size):
         return plain
+    columns, sums = _row_sums(rows, term, row, most)
+    exact = sums if is_exact else sums + _ROUNDING * plain[columns]
+    result = plain.clone()
+    result[columns] = torch.minimum(exact, plain[columns])
+    return result
+
+
+def _row_sums(rows: Rows, term: Tensor, row: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The entries i of A that are read, and the largest sum_j |(J_s^T J_s)_ij| of each over all states s.
+
+    Args:
+        rows: merged.
+        term, row: the coefficients that are not 0; each is in a column of J, and at most `most` are in one column.
+    """
+    column = rows.index[term, row]
     order = column.argsort(stable=True)
     columns, inverse, counts = column[order].unique_consecutive(return_inverse=True, return_counts=True)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[inverse]
-    slot, row = (torch.zeros(len(columns), most, dtype=torch.long) for _ in range(2))
+    # For each column the terms and rows that read it, filled up to `most`.
+    terms_of, rows_of = (torch.zeros(len(columns), most, dtype=torch.long) for _ in range(2))
     is_there = torch.zeros(len(columns), most, dtype=torch.bool)
-    slot[inverse, rank], row[inverse, rank], is_there[inverse, rank] = t[order], k[order], True
-    others, by = rows.index[:, row].movedim(0, -1).flatten(1).sort(1)  # (columns, most * terms)
+    terms_of[inverse, rank], rows_of[inverse, rank], is_there[inverse, rank] = term[order], row[order], True
+    others, by = rows.index[:, rows_of].movedim(0, -1).flatten(1).sort(1)  # (columns, most * terms)
     found = torch.zeros(len(columns), dtype=torch.float64)
     for state in itertools.product((0, STATES - 1), repeat=len(rows.decisions)):
         slope = rows.slope[sum(digit * STATES**p for p, digit in enumerate(reversed(state)))]
-        products = (slope[slot, row] * is_there)[..., None] * slope[:, row].movedim(0, -1)
+        products = (slope[terms_of, rows_of] * is_there)[..., None] * slope[:, rows_of].movedim(0, -1)
         found = torch.maximum(found, _sums_of_segments(others, products.flatten(1).gather(1, by)))
-    result = plain.clone()
-    exact = found if is_exact else found + _ROUNDING * plain[columns]
-    result[columns] = torch.minimum(exact, plain[columns])
-    return result
+    return columns, found
 
 
 def _sums_of_segments(keys: Tensor, values: Tensor) -> Tensor:
@@ -393,12 +412,12 @@ def _sums_of_segments(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_uniform(rows: Rows, column: Tensor, row: Tensor, size: int) -> bool:
-    """Whether the rows that read one entry of A go by one place of each decision."""
+    """Whether the rows that read one entry of A depend on one place of each decision."""
     for places in rows.places:
         place = places[row]
-        going = place >= 0
-        least = torch.full((size,), 2**62).scatter_reduce_(0, column[going], place[going], "amin")
-        most = torch.full((size,), -1).scatter_reduce_(0, column[going], place[going], "amax")
+        decided = place >= 0
+        least = torch.full((size,), 2**62).scatter_reduce_(0, column[decided], place[decided], "amin")
+        most = torch.full((size,), -1).scatter_reduce_(0, column[decided], place[decided], "amax")
         if bool(((most >= 0) & (least != most)).any()):
             return False
     return True
