@@ -183,19 +183,17 @@ def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) 
 
 
 def _show(results: dict[str, Any]) -> None:
-    from onelip.training.display import simple_table
+    from onelip.training.display import text_table
 
     start = f" from index {results['start']}" if results["start"] else ""
     title = f"{results['data']}, {results['images']} test images{start}, attack: {results['attack']}; in %"
-    style = "red" if results["broken"] else ""
-    table = simple_table(title, style)
-    for name in ("radius", "accuracy", "CRA", "attacked accuracy", "gap"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())), style=style)
-    for radius, row in results["radii"].items():
-        shares = (results["accuracy"], row["cra"], row["attacked"], row["gap"])
-        table.add_row(radius, *(f"{100 * share:.2f}" for share in shares))
+    rows = [
+        [radius, *(f"{100 * share:.2f}" for share in (results["accuracy"], row["cra"], row["attacked"], row["gap"]))]
+        for radius, row in results["radii"].items()
+    ]
+    heads = ("radius", "accuracy", "CRA", "attacked accuracy", "gap")
     console = make_console()
-    console.print(table)
+    console.print(text_table(title, heads, rows, left=0, style="red" if results["broken"] else ""))
     counts = f"{results['attacked']} certified images were attacked; {results['broken']} decisions were changed."
     console.print(counts, style="bold red" if results["broken"] else None, highlight=False)
     if results["smallest_ratio"] is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from onelip.certification.audit import audit
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped, reason
+from onelip.core.errors import RunError, noted_errors
 from onelip.core.images import to_float
 from onelip.data import ImageData, validation_split
 from onelip.gram.spectrum import spectrum_of_network
@@ -287,12 +287,10 @@ def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
 
 
 def _or_reason(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
+    found = _not_measured("")
+    with noted_errors(lambda why: found.update(why=why)):  # the row keeps the other measurements
         return {"why": None, **take()}
-    except Stopped:
-        raise
-    except Exception as error:  # the row keeps the other measurements
-        return _not_measured(reason(error))
+    return found
 
 
 def _not_measured(why: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from onelip.core.files import locked, read_json, write_json
 from onelip.data import ImageData
 from onelip.models.registry import model_options
 from onelip.reproduce.experiments import Experiment, Row, Style, narrower
+from onelip.reproduce.text import TextTable
 from onelip.training.budget import fit_to_budget, measure_cost
 from onelip.training.display import Display
 from onelip.training.distributed import Process, use_threads
@@ -59,24 +60,9 @@ class Options:
         }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of a plan.
-
-    Attributes:
-        name: name of its directory.
-        row: a row of the table that it is for.
-        recipe: its recipe.
-    """
-
-    name: str
-    row: Row
-    recipe: Recipe
-
-
-def plan_jobs(
+def plan_runs(
     experiment: Experiment, out: Path, data: ImageData, options: Options, process: Process, display: Display
-) -> tuple[list[Job], dict[str, str]]:
+) -> tuple[dict[str, Recipe], dict[str, str]]:
     """Decide the recipes of the runs of a table; those that are in plan.json are kept.
 
     Args:
@@ -88,7 +74,7 @@ def plan_jobs(
         display: shows what is measured.
 
     Returns:
-        The runs, and the reasons why others cannot be run, by their names.
+        The recipes of the runs by their names, and the reasons why other runs are impossible, by their names.
 
     Raises:
         RecipeError: if the directory has runs of other options, or contains something else.
@@ -97,7 +83,7 @@ def plan_jobs(
     with ExitStack() as opened:
         process.run_on_all(_lock, opened, out, process)
         kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, out, options))
-        jobs, refused = [], {}
+        runs, refused = {}, {}
         too_small: dict[str | None, str] = {}  # networks for which the budget is too small: measured once
         for row in experiment.trained:
             name, network = row.run_name(experiment.data), row.network or row.model
@@ -106,14 +92,13 @@ def plan_jobs(
                     kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
                 except (RecipeError, OtherProcessFailed) as error:
                     too_small[network] = reason(error)
-            if name not in kept:
+            if name in kept:
+                runs[name] = kept[name].replace(device=options.device, threads=options.threads)
+            else:
                 refused[name] = too_small[network]
                 display.print(f"{name}: FAILED: {refused[name]}")
-                continue
-            machine = {key: getattr(options, key) for key in ("device", "threads")}
-            jobs.append(Job(name, row, kept[name].replace(**machine)))
         process.run_on_all(_write, out, options, kept, process)
-    return list({job.name: job for job in jobs}.values()), refused
+    return runs, refused
 
 
 def _lock(opened: ExitStack, out: Path, process: Process) -> None:
@@ -196,21 +181,43 @@ def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -
     return best
 
 
-def job_seconds(jobs: list[Job], options: Options, data: ImageData, process: Process, display: Display) -> list[float]:
-    """Estimated seconds of each run from its start, from measured steps; a budget of time is that time."""
+def plan_table(
+    experiment: Experiment,
+    runs: dict[str, Recipe],
+    out: Path,
+    data: ImageData,
+    options: Options,
+    process: Process,
+    display: Display,
+) -> TextTable:
+    """A table of runs: network, epochs, estimated time from now on, and state."""
     measured: dict[Recipe, float] = {}
-    found = []
-    for job in jobs:
-        # Runs that differ in the loss only take the same time.
-        key = job.recipe.replace(offset=1.0, temperature=1.0, **{n: getattr(Recipe(), n) for n in MACHINE_FIELDS})
+
+    def seconds(recipe: Recipe) -> float:
+        """From measured steps; a budget of time is that time. Runs that differ in the loss only take the same time."""
         if options.budget is not None and options.budget.seconds is not None:
-            measured[key] = options.budget.seconds
-        elif key not in measured:
-            display.print(f"measuring a few steps of {job.recipe.model}")
-            with use_threads(job.recipe.threads):
-                measured[key] = measure_cost(job.recipe, data, process).seconds
-        found.append(measured[key])
-    return found
+            return options.budget.seconds
+        key = recipe.replace(offset=1.0, temperature=1.0, **{n: getattr(Recipe(), n) for n in MACHINE_FIELDS})
+        if key not in measured:
+            display.print(f"measuring a few steps of {recipe.model}")
+            with use_threads(recipe.threads):
+                measured[key] = measure_cost(recipe, data, process).seconds
+        return measured[key]
+
+    lines, total = [], 0.0
+    for name, recipe in runs.items():
+        state = process.broadcast(state_of(RunDirectory(out / name)))
+        left = 0.0 if state == "finished" else seconds(recipe)
+        network = " ".join((recipe.model, *recipe.model_options))
+        lines.append((name, network, f"{recipe.epochs * recipe.epoch_part:.3g}", format_seconds(left), state))
+        total += left
+    note = "All runs are finished."
+    if total:
+        note = (
+            f"All together about {format_seconds(total)} on this machine, from measured steps; Ctrl-C saves and stops."
+        )
+    heads = ("run", "network", "epochs", "time", "state")
+    return TextTable(f"{experiment.name}: runs in {out}", heads, lines, [note], 2)
 
 
 def state_of(run: RunDirectory) -> str:
@@ -218,17 +225,3 @@ def state_of(run: RunDirectory) -> str:
     if run.results.exists():
         return "finished"
     return "started" if run.config.exists() else "new"
-
-
-def plan_lines(jobs: list[Job], seconds: list[float], out: Path) -> list[tuple[str, ...]]:
-    """Cells for a table of the runs: name, network, epochs, time, state."""
-    return [
-        (
-            job.name,
-            " ".join((job.recipe.model, *job.recipe.model_options)),
-            f"{job.recipe.epochs * job.recipe.epoch_part:.3g}",
-            format_seconds(time),
-            state_of(RunDirectory(out / job.name)),
-        )
-        for job, time in zip(jobs, seconds, strict=True)
-    ]

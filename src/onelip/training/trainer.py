@@ -7,7 +7,7 @@ weights as one that was not, bit for bit, on the same machine with the same numb
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_th
 from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
-from onelip.training.distributed import Process, StopRequest, processes, use_threads
+from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.loggers import check_loggers, open_logger
@@ -143,13 +143,14 @@ def train(
                 shown.stop()
 
 
-def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str, Any]:
+def train_or_reuse(recipe: Recipe, out: str | Path, *, handle_signals: bool = False, **settings: Any) -> dict[str, Any]:
     """The results of a run in a directory: of a finished one; else it is resumed; else a new one is trained.
 
     Args:
         recipe: everything that decides the result; a run in the directory must have the same recipe.
         out: directory of the run.
-        **settings: arguments of `train` besides `resume`.
+        handle_signals: on SIGINT and SIGTERM, save the run and raise `Stopped`.
+        **settings: arguments of `train` besides `resume` and `stop`.
 
     Returns:
         The content of results.json.
@@ -163,7 +164,8 @@ def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str
     if is_started and run.results.exists():  # the results are written last
         recipe.check_resumes(read_config(run).recipe)
         return read_json(run.results)
-    return train(recipe, out, resume=is_started, **settings)
+    with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
+        return train(recipe, out, resume=is_started, stop=stop, **settings)
 
 
 @dataclass(frozen=True)
