@@ -7,8 +7,8 @@ cannot be computed, and the page states what is missing and why.
 import copy
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
 from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped, reason
+from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
@@ -107,25 +107,15 @@ class View:
         is_sound = self.certification is not None and self.certification.mode == "sound"
         return is_sound and self.attack is not None and bool(self.attack.broken.any())
 
-    @contextmanager
-    def part(self, what: str) -> Iterator[None]:
-        """Run a part; if it fails, note what is missing."""
-        try:
-            yield
-        except Stopped:
-            raise
-        except Exception as error:
-            self.missing.append(f"{what}: {reason(error)}")
+    def part(self, what: str) -> AbstractContextManager[None]:
+        """A context for a part of the report; if it fails, the reason is added to `missing`."""
+        return noted_errors(lambda why: self.missing.append(f"{what}: {why}"))
 
     def draw(self, title: str, caption: str, make: "Callable[[], Figure]") -> None:
         """Add a figure."""
         with self.part(title):
-            self.drawings.append(draw(self.name, title, caption, make))
-
-
-def draw(key: str, title: str, caption: str, make: "Callable[[], Figure]") -> Drawing:
-    """Draw a figure for the page."""
-    return Drawing(title, to_svg(make(), f"{title}. {caption}", f"{key} {title}"), caption)
+            svg = to_svg(make(), f"{title}. {caption}", f"{self.name} {title}")
+            self.drawings.append(Drawing(title, svg, caption))
 
 
 def read_run(path: Path, name: str, row: Row | None = None) -> View:
@@ -507,8 +497,3 @@ def _draw(view: View, run: LoadedRun, images: torch.Tensor) -> None:
 
 def _radii() -> str:
     return ", ".join(radius_name(radius) for radius in PAPER_RADII)
-
-
-def is_comparison(path: Path) -> bool:
-    """Whether a directory is that of `onelip compare`."""
-    return (path / "comparison.json").is_file()
