@@ -142,32 +142,24 @@ def _attack(
 ) -> "AttackResult":
     from onelip.attacks import attack, with_foolbox
 
-    def report(done: int, total: int) -> None:
-        progress(done, total, "attacking images")
-
+    settings: dict[str, Any] = {
+        "radii": claims.radii,
+        "batch_size": command.batch_size,
+        "progress": lambda done, total: progress(done, total, "attacking images"),
+    }
     if command.foolbox:
-        return with_foolbox(
-            network,
-            images,
-            claims.classes,
-            command.foolbox,
-            radii=claims.radii,
-            batch_size=command.batch_size,
-            progress=report,
-        )
+        return with_foolbox(network, images, claims.classes, command.foolbox, **settings)
     return attack(
         network,
         images,
         claims.classes,
-        radii=claims.radii,
         pixels=claims.pixels if command.integers else None,
         steps=command.steps,
         restarts=command.restarts,
         clip=command.clip,
         integers=command.integers,
         seed=command.seed,
-        batch_size=command.batch_size,
-        progress=report,
+        **settings,
     )
 
 

@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.path.insert(0, os.getcwd())  # as `python -m onelip` does: module:callable may be in this directory
 
     # Help and usage errors do not import torch.
-    from onelip.training.display import Display, results_table
+    from onelip.training.display import Display, constant_line, results_table
     from onelip.training.distributed import stop_on_signals
     from onelip.training.trainer import train
 
@@ -102,12 +102,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     for part in results.values():
         console.print(results_table(part))
-    constant = results["test"]["lipschitz"]
-    display.print(
-        f"CRA with the Lipschitz constant {constant:g}, {results['test']['mode']}."
-        if constant is not None
-        else "No CRA: no Lipschitz constant is proved for this network."
-    )
+    display.print(constant_line(results["test"]))
     display.print(f"Run: {out} (config.json, log.jsonl, results.json, weights.safetensors, plain.safetensors)")
     display.print(f"Next: onelip evaluate {shlex.quote(str(out))}")
     return 0

@@ -20,10 +20,10 @@ from onelip.certification.audit import audit
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
 from onelip.core.images import to_float
-from onelip.data import ImageData, validation_split
+from onelip.data import ImageData
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.training.budget import seconds_per_step
-from onelip.training.build import build_model
+from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, find_device, use_threads
 from onelip.training.evaluation import is_channels_last
 from onelip.training.learner import Learner, set_layout
@@ -185,7 +185,7 @@ def epochs_within(budget: float, recipe: Recipe, data: ImageData) -> int:
     Raises:
         RunError: if one epoch takes longer.
     """
-    images = len((validation_split(data, recipe.validation) if recipe.validation else data).train_images)
+    images = len(split_data(recipe, data).train_images)
     with use_threads(recipe.threads):
         step = seconds_per_step(recipe, data, Process(find_device(recipe.device)))
     epoch = step * -(-images // recipe.batch_size)

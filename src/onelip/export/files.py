@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from onelip.certification.certificate import digest
@@ -21,7 +19,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import CheckpointError, NonFiniteWeight, RunError, UsageError
 from onelip.core.files import disk_error, write_whole
 from onelip.training.build import PLAIN_FORMAT
-from onelip.training.checkpoint import read_header, read_tensors
+from onelip.training.checkpoint import not_finite, read_header, read_tensors, tensor_bytes
 
 SIZE_LIMIT = 2**30  # bytes of a certificate; one for ten thousand images has a few million
 
@@ -152,7 +150,7 @@ def save_plain(
         NonFiniteWeight: if a tensor contains NaN or infinity.
 
     Examples:
-        >>> import tempfile, onelip
+        >>> import tempfile, torch, onelip
         >>> model = onelip.nn.AOLLinear(3, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_plain(model, f"{folder}/net.safetensors")
@@ -170,11 +168,9 @@ def plain_bytes(plain: nn.Module, metadata: Mapping[str, str]) -> bytes:
         NonFiniteWeight: if a tensor contains NaN or infinity.
     """
     tensors = plain.state_dict()
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NonFiniteWeight(f"tensor {name!r} contains NaN or infinity; load an earlier checkpoint")
-    own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    return save(own, {**metadata, "format": PLAIN_FORMAT})
+    if (name := not_finite(tensors)) is not None:
+        raise NonFiniteWeight(f"tensor {name!r} contains NaN or infinity; load an earlier checkpoint")
+    return tensor_bytes(tensors, {**metadata, "format": PLAIN_FORMAT})
 
 
 def load_plain(path: str | Path, model: Model) -> Model:
@@ -191,7 +187,7 @@ def load_plain(path: str | Path, model: Model) -> Model:
         ExportError: if the file does not match the network or is damaged; the model is then unchanged.
 
     Examples:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> model = nn.Linear(3, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_plain(model, f"{folder}/net.safetensors")

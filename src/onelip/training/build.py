@@ -17,7 +17,7 @@ from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.plugins import defining_modules, import_modules
-from onelip.data import DataError, DataNotFound, ImageData, load_data, load_images
+from onelip.data import DataError, DataNotFound, ImageData, load_data, load_images, validation_split
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
@@ -308,6 +308,11 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 def _fill(model: nn.Module, path: Path, format: str) -> None:
     """Replace the tensors of a model, which may be on the meta device, by those of a file."""
     model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()), assign=True)
+
+
+def split_data(recipe: Recipe, data: ImageData) -> ImageData:
+    """The data that a run trains and evaluates on; with `recipe.validation` a part is held out as test images."""
+    return validation_split(data, recipe.validation) if recipe.validation else data
 
 
 def load_run_data(config: RunConfig, root: str | Path | None = None, advice: str = "") -> ImageData:

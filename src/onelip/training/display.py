@@ -149,6 +149,13 @@ def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
     return text_table(title, heads, rows)
 
 
+def constant_line(results: dict[str, Any]) -> str:
+    """The sentence on the constant of an evaluation, as returned by `Evaluation.to_json`."""
+    if results["lipschitz"] is None:
+        return "No CRA: no Lipschitz constant is proved for this network."
+    return f"CRA with the Lipschitz constant {results['lipschitz']:g}, {results['mode']}."
+
+
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 

@@ -19,11 +19,11 @@ from onelip.certification.certificate import file_hash
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
 from onelip.core.files import read_json, write_json
-from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
+from onelip.data import Batch, DataNotFound, ImageData, load_data
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_threads, require_memory
-from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
+from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights, split_data
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
@@ -204,7 +204,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.run, self.data = recipe, run, data
         self.process, self.display, self.stop, self.options = process, display, stop, options
-        self.used = validation_split(data, recipe.validation) if recipe.validation else data
+        self.used = split_data(recipe, data)
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.loader = make_batches(recipe, self.used, process, self.generator)
         self.steps = recipe.epochs * len(self.loader)

@@ -29,8 +29,9 @@ from onelip.data import DataError, ImageData
 from onelip.export.files import ExportError, ExportTaken, make_folder
 from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
 from onelip.export.onnx import export_onnx
-from onelip.training.build import LoadedRun, load_run, load_run_data
+from onelip.training.build import LoadedRun, load_run_data
 from onelip.training.prediction import Predictions
+from onelip.training.run_directory import RunDirectory
 
 RUNTIME = "1.30.0"  # of onnxruntime-web
 _SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"  # of its package in the registry
@@ -165,7 +166,9 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
     """A run, or a trained network as one; and the hash of its weights."""
     path = Path(run)
     if not (path / WEIGHTS).is_file() and (path.is_dir() or find_in_zoo(str(run)) is None):
-        return load_run(path), read_source(path).weights_sha256
+        source = read_source(path)
+        run = LoadedRun(RunDirectory(path), source.config, source.plain, is_finished=True)
+        return run, source.weights_sha256
     found = load_pretrained(run)
     return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
 
