@@ -6,8 +6,10 @@ is not finite. The file of a run is copied byte for byte, so a certificate for i
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +68,22 @@ def make_folder(folder: Path) -> None:
     """Create a folder if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+
+
+@contextmanager
+def new_directory(folder: Path) -> Iterator[Path]:
+    """Within the context, a temporary directory; it becomes `folder` at the end, and replaces an existing one."""
+    make_folder(folder.parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+            new = Path(place, "new")
+            new.mkdir()
+            yield new
+            if folder.exists():
+                os.replace(folder, Path(place, "old"))  # removed with the temporary directory
+            os.replace(new, folder)
     except OSError as error:
         raise disk_error(error, folder) from error
 

@@ -29,7 +29,7 @@ from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
-from onelip.training.loggers import check_loggers, open_logger
+from onelip.training.loggers import LOGGERS, check_loggers
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
@@ -377,7 +377,7 @@ class Trainer:
                 f"note: {name} was {before} and is {facts[name]}; the weights will agree up to rounding only"
             )
         trim_log(run, self.position.epoch)
-        self.log = RunLog(run, [open_logger(name, run, config.to_json()) for name in self.options.log])
+        self.log = RunLog(run, [LOGGERS[name](run, config.to_json()) for name in self.options.log])
 
     # Evaluation, in the first process.
 

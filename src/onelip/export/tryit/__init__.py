@@ -24,9 +24,9 @@ import torch
 
 from onelip._version import __version__
 from onelip.core.errors import RunError
-from onelip.core.files import disk_error, write_whole
+from onelip.core.files import write_whole
 from onelip.data import DataError, ImageData
-from onelip.export.files import ExportError, ExportTaken, make_folder
+from onelip.export.files import ExportError, ExportTaken, make_folder, new_directory
 from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
 from onelip.export.onnx import export_onnx
 from onelip.training.build import LoadedRun, load_run_data
@@ -141,13 +141,10 @@ def write_tryit(
     }
     contents["network.json"] = json.dumps(network, ensure_ascii=False, allow_nan=False).encode()
     contents |= _unpacked(packed)
-    make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as new:
-        part = Path(new, "folder")
-        part.mkdir()
+    with new_directory(folder) as new:
         export_onnx(
             loaded.plain,
-            part / "model.onnx",
+            new / "model.onnx",
             shape,
             dtype=getattr(torch, arithmetic),
             uint8_input=True,
@@ -156,9 +153,8 @@ def write_tryit(
             images=chosen if len(chosen) else None,
         )
         for name, content in contents.items():
-            write_whole(part / name, content)
-        size = sum(path.stat().st_size for path in part.iterdir())
-        _replace(part, folder)
+            write_whole(new / name, content)
+        size = sum(path.stat().st_size for path in new.iterdir())
     return TryIt(folder, arithmetic, found if len(chosen) else None, size)
 
 
@@ -171,15 +167,6 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
         return run, source.weights_sha256
     found = load_pretrained(run)
     return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
-
-
-def _replace(part: Path, folder: Path) -> None:
-    try:
-        if folder.exists():
-            os.replace(folder, part.with_name("old"))  # removed with the temporary directory
-        os.replace(part, folder)
-    except OSError as error:
-        raise disk_error(error, folder) from error
 
 
 def _test_images(config: Any, root: str | Path | None, count: int) -> tuple[torch.Tensor, torch.Tensor]:
