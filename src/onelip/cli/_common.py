@@ -1,4 +1,4 @@
-"""What commands share: options and their checks, tables and progress for terminals of any width, and data of runs."""
+"""Shared parts of the commands: options and their checks, tables and progress for terminals, and data of runs."""
 
 import dataclasses
 import difflib

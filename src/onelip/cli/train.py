@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _defaults(arguments: Sequence[str]) -> Train:
-    """What the options change: the recipe of the run to resume, of the named preset, of the budget or of the data."""
+    """The defaults of the options: the recipe of the run to resume, of the preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--resume", "--start-from", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")

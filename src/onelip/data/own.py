@@ -222,7 +222,7 @@ def _labels(array: np.ndarray, what: str) -> np.ndarray:
 
 
 def _class_names(given: np.ndarray | None, labels: np.ndarray, count: int, path: Path) -> tuple[str, ...]:
-    """Names of the classes; by default the numbers from 0, of which there may be at most one more than `count`."""
+    """Names of the classes. Default: the numbers from 0 to the largest label, which must be at most `count`."""
     if given is not None:
         if given.ndim != 1 or given.dtype.kind != "U":
             raise DataError(
@@ -280,7 +280,7 @@ def _read_folder(path: Path, image_size: tuple[int, int] | None, cap: int, least
     if not held and (path / "train").is_dir() and any(entry.is_dir() for entry in (path / "train").iterdir()):
         raise DataError(
             f"{path}: there is a folder train/, but none of {', '.join(f'{name}/' for name in _TEST_FOLDERS)}; add "
-            f"one, or use {path / 'train'}, of which a part of each class is held out for testing"
+            f"one, or use {path / 'train'}: a part of each class is then held out for testing"
         )
     folders = [path / "train", path / held[0]] if held else [path]
     classes = _classes(folders[0], least)

@@ -1,4 +1,4 @@
-"""Directories for the Hugging Face hub, and the trained networks of the package, which are such directories.
+"""Directories for the Hugging Face hub; the trained networks of the package (`zoo/`) have the same form.
 
 A directory has config.json, model.safetensors, README.md and maybe certificate.json. The config is the config.json of
 the run, checked against its schema: the architecture is a name of `onelip.list_models`, never the path of a class.

@@ -14,7 +14,7 @@ from onelip.core.errors import PathTaken, RecipeError
 from onelip.core.files import read_json, write_whole
 from onelip.core.paper import paper
 from onelip.plots.canvas import PALETTE
-from onelip.report.gather import Say, View, examine, read_run
+from onelip.report.gather import Progress, View, examine, read_run
 from onelip.report.table import Row, columns
 
 _LARGEST = 1_900_000  # bytes of figures on a page
@@ -28,7 +28,7 @@ class Written(NamedTuple):
     """The result of `write_report`."""
 
     missing: list[str]
-    """What is missing on the page: a line for each part."""
+    """A line for each part that is missing on the page."""
     broken: list[str]
     """Runs in which the attack changed a certified decision, so that the certificate is wrong."""
 
@@ -41,11 +41,11 @@ def write_report(
     seconds: float = 120.0,
     attack_images: int = 64,
     force: bool = False,
-    say: Say = lambda line: None,
+    progress: Progress = lambda line: None,
 ) -> Written:
     """Write a report of one or several runs as an HTML page that loads nothing else.
 
-    Test images are certified and the first of them attacked. A part that fails is left out, and the page states what is
+    Test images are certified and the first of them attacked. A part that fails is left out, and the page lists it as
     missing.
 
     Args:
@@ -54,13 +54,13 @@ def write_report(
         data_root: directory of named data sets; by default that of each run.
         seconds: time for each part of a run: proofs, singular values, certifying images, the attack. Layers and images
             that do not fit are left out; a proof or an attack without any result after it (at least a minute) is given
-            up. The page states what is missing.
+            up. The page lists the missing parts.
         attack_images: number of images of each run to attack; 0 for no attack.
         force: replace an existing report.
-        say: called with a line of text from time to time.
+        progress: called with a line of text from time to time.
 
     Returns:
-        What is missing on the page, and whether the attack refuted a certificate.
+        The parts that are missing on the page, and the runs whose certificates the attack refuted.
 
     Raises:
         NoRun: if a directory contains no run.
@@ -86,12 +86,12 @@ def write_report(
     for number, (path, view) in enumerate(zip(runs, views, strict=True), start=1):
         title = f"[{number}/{len(runs)}] {view.name}"
 
-        def tell(line: str, title: str = title) -> None:
-            say(f"{title}: {line}")
+        def show(line: str, title: str = title) -> None:
+            progress(f"{title}: {line}")
 
         if view.row["status"] == "done" or record is None:
-            examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, say=tell)
-    say("writing the page")
+            examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, progress=show)
+    progress("writing the page")
     write_whole(out, _render(views, record).encode())
     return Written(
         missing=[f"{view.name}: {line}" for view in views for line in view.missing],
@@ -142,7 +142,7 @@ def _comparison_views(record: dict[str, Any], directory: Path | None) -> list[Vi
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as it takes to tell them apart."""
+    """The last part of each path, or as many parts as it takes to log_run them apart."""
     whole = [path.resolve().parts for path in paths]
     if len(set(whole)) < len(whole):
         raise RecipeError("a run is given twice")
@@ -235,7 +235,7 @@ def _cards(view: View, split: str) -> list[tuple[str, str]]:
 
 
 def _shared(views: list[View], split: str) -> View:
-    """Figures of all runs together, and what is missing. Of many runs, those with the largest CRA are overlaid."""
+    """Figures of all runs together, and the missing ones. Of many runs, those with the largest CRA are overlaid."""
     page = View("page", {})
     done = {view.name: view for view in views if view.row["status"] == "done"}
     results = {name: part for name, view in done.items() if (part := (view.row.get("results") or {}).get(split))}

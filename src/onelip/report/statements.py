@@ -1,4 +1,4 @@
-"""What is proved of a run and what is not, in four sentences for a person who has to decide."""
+"""Four sentences about a run for its user: the proved constant, the certified images, the limits, and the attack."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -12,7 +12,7 @@ from onelip.training.display import text_table
 
 Row = dict[str, Any]
 
-# What accuracies rest on; the first three are the modes of `onelip.training.evaluation`.
+# The basis of an accuracy; the first three are the modes of `onelip.training.evaluation`.
 _BASES = ("method", "weights", "pairs", "sound", "attack", "paper")
 
 

@@ -184,8 +184,8 @@ _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower 
 def fit_to_budget(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
     """The recipe with as many epochs as fit into a budget on this machine.
 
-    Some steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are run with other
-    networks of the recipe and timed; nothing of them is kept. The faster choices are taken.
+    A few steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are timed with trial
+    networks, which are discarded. The faster choices are taken.
 
     Args:
         recipe: everything but the number of epochs.
@@ -223,7 +223,7 @@ class Cost:
 
 
 def measure_cost(recipe: Recipe, data: ImageData, process: Process) -> Cost:
-    """Estimate the time of a recipe from some steps and one evaluation with another network; nothing is kept.
+    """Estimate the time of a recipe from a few steps and one evaluation of a trial network, which is discarded.
 
     Args:
         recipe: the recipe.
@@ -237,7 +237,7 @@ def measure_cost(recipe: Recipe, data: ImageData, process: Process) -> Cost:
 
 
 def measure_cost_here(recipe: Recipe, data: ImageData, process: Process, most: int = 20) -> Cost:
-    """`measure_cost` for this process only, from at most some steps."""
+    """`measure_cost` for this process only, from at most `most` steps."""
     return Cost(
         seconds_per_step(recipe, data, process, most),
         seconds_per_evaluation(recipe, data, process),
@@ -298,13 +298,13 @@ def _fit_epochs(recipe: Recipe, seconds: float, data: ImageData, process: Proces
 
 
 def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: int = 20) -> float:
-    """Seconds of a step with its batch, the median of some; nothing of them is kept.
+    """Median time in seconds of a few steps, each with its batch; the trained network is discarded.
 
     Args:
         recipe: the recipe.
         data: training and test images.
-        process: this process among several, whose part of a batch is used.
-        most: number of steps at most.
+        process: this process among several; it uses its own part of each batch.
+        most: largest number of steps.
     """
     used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
@@ -327,7 +327,7 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
 
 
 def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) -> float:
-    """Seconds of an evaluation, from a part of the images; arguments as above."""
+    """Estimated time in seconds of an evaluation, measured on at most 2000 images."""
     used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
     start = time.monotonic()

@@ -309,7 +309,7 @@ def load_run_data(config: RunConfig, root: str | Path | None = None, advice: str
     Args:
         config: configuration of the run.
         root: directory of named data sets; by default that of the run.
-        advice: what to do if the data of the run have changed.
+        advice: ending of the error message if the data of the run have changed.
 
     Raises:
         RunError: if the data are missing, or not those of the run.

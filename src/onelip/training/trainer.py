@@ -189,7 +189,7 @@ class Trainer:
         process: this process among several; only the first one evaluates and writes files.
         display: shows the progress.
         stop: request to stop after the current step.
-        options: what does not change the result.
+        options: options that do not change the result.
     """
 
     def __init__(

@@ -212,7 +212,7 @@ def _download(path: Path) -> None:
     npm = shutil.which("npm")
     advice = f"give the file with --runtime (npm pack onnxruntime-web@{RUNTIME} on a machine with npm writes it)"
     if npm is None:
-        raise ExportError(f"npm is missing, which downloads ONNX Runtime Web; install Node.js, or {advice}")
+        raise ExportError(f"npm is missing; it downloads ONNX Runtime Web: install Node.js, or {advice}")
     make_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         command = [npm, "pack", f"onnxruntime-web@{RUNTIME}", "--ignore-scripts", "--pack-destination", folder]
