@@ -115,7 +115,8 @@ class _Parts(NamedTuple):
     def split(self, name: str, path: Path, fraction: float, seed: int) -> ImageData:
         """The data; without a split, a fraction of each class is held out for testing."""
         if len(self.parts) == 2:
-            return image_data_from_arrays(name, *self.parts, self.class_names, str(path), self.how)
+            train, test = self.parts
+            return image_data_from_arrays(name, train, test, self.class_names, str(path), self.how)
         [(images, labels)], count = self.parts, len(self.class_names)
         if len(labels) and not 0 <= labels.min() <= labels.max() < count:
             raise DataError(f"{path}: expected labels 0 to {count - 1}, got {labels.min()} to {labels.max()}")

@@ -121,8 +121,8 @@ def predict(
             found = certify(plain, images, mode="real-arithmetic", batch_size=batch_size, progress=progress)
     # No two images are farther apart; a smaller radius is certified too.
     radii = found.radii.clamp(max=math.sqrt(math.prod(images.shape[1:]))).tolist()
-    classes = [class_names[label] for label in found.classes.tolist()]
-    rows = zip(new.names, classes, radii, found.pixels, new.changes, strict=True)
+    labels: list[int] = found.classes.tolist()
+    rows = zip(new.names, [class_names[label] for label in labels], radii, found.pixels, new.changes, strict=True)
     return Predictions(tuple(Prediction(*row) for row in rows), found.mode, reason, new.skipped, found)
 
 

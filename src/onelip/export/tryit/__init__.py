@@ -163,8 +163,7 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
     path = Path(run)
     if not (path / WEIGHTS).is_file() and (path.is_dir() or find_in_zoo(str(run)) is None):
         source = read_source(path)
-        run = LoadedRun(RunDirectory(path), source.config, source.plain, is_finished=True)
-        return run, source.weights_sha256
+        return LoadedRun(RunDirectory(path), source.config, source.plain, True), source.weights_sha256
     found = load_pretrained(run)
     return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
 
