@@ -26,7 +26,7 @@ from onelip.core.files import locked, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.models.registry import list_models, model_builder
 from onelip.reproduce.experiments import Experiment, Style, find_experiment
-from onelip.reproduce.plan import FORMAT, Options, plan_runs, plan_table, state_of
+from onelip.reproduce.plan import FORMAT, Options, Planner, state_of
 from onelip.reproduce.tables import (
     draw_figure,
     figure_table,
@@ -50,7 +50,6 @@ class Reproduction:
 
     Attributes:
         experiment: the table or figure.
-        out: directory of the runs and files; None if nothing was written.
         table: the table; for a figure its numbers.
         plan: the runs with their estimated time; None without runs.
         failed: reasons by the name of the run, for runs that failed in this session.
@@ -58,7 +57,6 @@ class Reproduction:
     """
 
     experiment: Experiment
-    out: Path | None
     table: TextTable
     plan: TextTable | None
     failed: dict[str, str]
@@ -129,7 +127,7 @@ def reproduce(
     if not experiment.trained:
         table = methods_table(experiment) if experiment.kind == "methods" else layers_table(experiment)
         files = _write_files(Path(out), experiment, table, {}, command) if str(out) else []
-        return Reproduction(experiment, Path(out) if files else None, table, None, {}, files)
+        return Reproduction(experiment, table, None, {}, files)
     chosen: Style = style or ("paper" if budget is None else "fast")
     options = Options(
         None if budget is None else Budget.parse(budget), chosen, seed=seed, device=device, threads=threads
@@ -144,9 +142,10 @@ def reproduce(
     shown = display or Display(None)
     with processes(device) as process:
         shown = shown if process.is_first else Display(None)
-        runs, failed = plan_runs(experiment, out, data, options, process, shown)
+        planner = Planner(experiment, out, data, options, process, shown)
+        runs, failed = planner.runs()
         runs = dict(list(runs.items())[number - 1 :: count])
-        plan = plan_table(experiment, runs, out, data, options, process, shown)
+        plan = planner.table(runs)
         shown.print_table(plan.to_rich(), *plan.notes)
         settings: dict[str, Any] = {"data": data, "data_root": data_root, "handle_signals": handle_signals}
         for index, (run, recipe) in enumerate(runs.items() if not plan_only else (), start=1):
@@ -159,7 +158,7 @@ def reproduce(
         is_first = process.is_first
     table, content, panels = _table(experiment, out, failed)
     files = _write_files(out, experiment, table, content, command, panels, shown) if is_first else []
-    return Reproduction(experiment, out, table, plan, failed, files)
+    return Reproduction(experiment, table, plan, failed, files)
 
 
 def parse_part(only: str | None) -> tuple[int, int]:
