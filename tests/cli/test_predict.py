@@ -119,9 +119,11 @@ def test_radii_are_finite_for_json():
         def forward(self, x):
             return x.flatten(1)[:, :2] * 0 + torch.tensor([1.0, 0.0])
 
+    from onelip.data import NewImages
     from onelip.training.prediction import predict
 
-    found = predict(Constant().eval(), torch.zeros(1, 1, 2, 2), ("a", "b"), mode="real-arithmetic")
+    blank = NewImages(torch.zeros(1, 1, 2, 2), ("blank",), (None,))
+    found = predict(Constant().eval(), blank, ("a", "b"), mode="real-arithmetic")
     assert 0 < found[0].radius <= math.sqrt(4)
 
 

@@ -78,7 +78,7 @@ LABELS = np.array([0, 1, 0, 1])
         (parts(pixels(4, 5), LABELS), r"got \(4, 5\)"),
         (parts(pixels(4, 5, 5), LABELS.astype(float)), r"expected integers \(N\), got float64"),
         (parts(pixels(4, 5, 5), LABELS[:3]), "one label for each image, got 4 images, 3 labels"),
-        ({"images": pixels(4, 5, 5), "labels": LABELS[:3]}, "one label for each image, got 4 and 3"),
+        ({"images": pixels(4, 5, 5), "labels": LABELS[:3]}, "one label for each image, got 4 images, 3 labels"),
         (parts(pixels(4, 5, 5), LABELS - 1), r"labels 0 to 0|at least two classes"),
         (parts(pixels(4, 5, 5), LABELS * 2), "there are no training images of 1"),
         (parts(pixels(4, 5, 5), LABELS * 10**9), "numbered from 0 without gaps, got 1000000000"),

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 def report(run, tmp_path_factory):
     """The page of one run, what is missing on it, and the progress."""
     out, lines = tmp_path_factory.mktemp("report") / "page.html", []
-    missing, _ = write_report([run], out, attack_images=8, say=lines.append)
+    missing, _ = write_report([run], out, attack_images=8, progress=lines.append)
     return out, missing, lines
 
 

@@ -27,7 +27,7 @@ from onelip.reproduce import Row, find_experiment, list_experiments, plan as pla
 from onelip.reproduce.experiments import differences, narrower
 from onelip.reproduce.tables import orthogonality
 from onelip.reproduce.text import TextTable
-from onelip.training import Cost, load_run, train_or_reuse
+from onelip.training import Cost, load_run, train, train_or_reuse
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"model": "reproduce-test", "budget": "1ep", "threads": 1}
@@ -254,10 +254,10 @@ def test_stop_and_resume(tmp_path, monkeypatch, capsys):
         count.append(recipe)
         if len(count) == 2:
             settings["stop"](signal.SIGINT)
-        return train_or_reuse(recipe, out, **settings)
+        return train(recipe, out, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train_or_reuse", stops)
+        patch.setattr("onelip.training.trainer.train", stops)
         code, _, err = call(capsys, "reproduce", "table-5", *flags)
     assert code == 130
     assert "finished runs are kept; resume with\n  onelip reproduce table-5" in err

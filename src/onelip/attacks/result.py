@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onelip.attacks.flips import best_others
 from onelip.certification.certificate import file_hash
 from onelip.certification.margins import certified_accuracy, radius_fraction
 from onelip.checker.certificate import FORMAT, VERSION
@@ -64,8 +65,7 @@ class AttackResult:
     def found_classes(self) -> Tensor:
         """(N) int64: the best class at each flip other than the class of the image; -1 without a flip."""
         found = torch.tensor([square is not None for square in self.squares])
-        others = self.logits.scatter(1, self.classes[:, None], -torch.inf).argmax(1)
-        return torch.where(found, others, -1)
+        return torch.where(found, best_others(self.logits, self.classes), -1)
 
     def within(self, radius: float) -> Tensor:
         """Return (N) bool: whether a flip is at most `radius` away, compared exactly (36/255 is exact)."""

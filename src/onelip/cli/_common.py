@@ -1,7 +1,8 @@
-"""What commands share: options and their checks, tables and progress for terminals of any width, and data of runs."""
+"""Shared parts of the commands: options and their checks, tables and progress for terminals, and data of runs."""
 
 import dataclasses
 import difflib
+import json
 import shutil
 import sys
 import textwrap
@@ -173,6 +174,18 @@ def described(facts: Iterable[tuple[str, str]], width: int) -> str:
     for label, text in shown:
         lines += _hanging(f"{'':{_GAP}}{label}".ljust(wide), text, min(width, 120))
     return "\n".join(lines)
+
+
+def option_text(value: object) -> str:
+    """The value of an option as --model-options and --method-options take it.
+
+    Examples:
+        >>> option_text(True), option_text(None), option_text((2, 3))
+        ('true', '', '2 3')
+    """
+    if isinstance(value, tuple):
+        return " ".join(map(option_text, value))
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def printable(text: str) -> str:

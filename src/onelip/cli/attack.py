@@ -142,32 +142,24 @@ def _attack(
 ) -> "AttackResult":
     from onelip.attacks import attack, with_foolbox
 
-    def report(done: int, total: int) -> None:
-        progress(done, total, "attacking images")
-
+    settings: dict[str, Any] = {
+        "radii": claims.radii,
+        "batch_size": command.batch_size,
+        "progress": lambda done, total: progress(done, total, "attacking images"),
+    }
     if command.foolbox:
-        return with_foolbox(
-            network,
-            images,
-            claims.classes,
-            command.foolbox,
-            radii=claims.radii,
-            batch_size=command.batch_size,
-            progress=report,
-        )
+        return with_foolbox(network, images, claims.classes, command.foolbox, **settings)
     return attack(
         network,
         images,
         claims.classes,
-        radii=claims.radii,
         pixels=claims.pixels if command.integers else None,
         steps=command.steps,
         restarts=command.restarts,
         clip=command.clip,
         integers=command.integers,
         seed=command.seed,
-        batch_size=command.batch_size,
-        progress=report,
+        **settings,
     )
 
 
@@ -183,19 +175,17 @@ def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) 
 
 
 def _show(results: dict[str, Any]) -> None:
-    from onelip.training.display import simple_table
+    from onelip.training.display import text_table
 
     start = f" from index {results['start']}" if results["start"] else ""
     title = f"{results['data']}, {results['images']} test images{start}, attack: {results['attack']}; in %"
-    style = "red" if results["broken"] else ""
-    table = simple_table(title, style)
-    for name in ("radius", "accuracy", "CRA", "attacked accuracy", "gap"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())), style=style)
-    for radius, row in results["radii"].items():
-        shares = (results["accuracy"], row["cra"], row["attacked"], row["gap"])
-        table.add_row(radius, *(f"{100 * share:.2f}" for share in shares))
+    rows = [
+        [radius, *(f"{100 * share:.2f}" for share in (results["accuracy"], row["cra"], row["attacked"], row["gap"]))]
+        for radius, row in results["radii"].items()
+    ]
+    heads = ("radius", "accuracy", "CRA", "attacked accuracy", "gap")
     console = make_console()
-    console.print(table)
+    console.print(text_table(title, heads, rows, left=0, style="red" if results["broken"] else ""))
     counts = f"{results['attacked']} certified images were attacked; {results['broken']} decisions were changed."
     console.print(counts, style="bold red" if results["broken"] else None, highlight=False)
     if results["smallest_ratio"] is not None:

@@ -66,6 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     require_at_least(0, command, "require")
 
     import torch
+    from rich.console import Console
+    from rich.markup import escape
 
     from onelip.certification.audit import audit
     from onelip.nn import Normalize
@@ -77,17 +79,16 @@ def run(arguments: Sequence[str]) -> int:
     model, shape = _network(command)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     example = torch.rand((2, *shape), generator=torch.Generator().manual_seed(command.seed)).to(dtype)
-    progress = _Progress()
-    found = audit(
-        model,
-        example,
-        normalize=(command.mean, command.std) if command.mean else None,
-        lower=command.lower,
-        effort=command.effort,
-        seed=command.seed,
-        progress=progress,
-    )
-    progress.clear()
+    with Console(stderr=True).status("") as status:  # shown in a terminal only
+        found = audit(
+            model,
+            example,
+            normalize=(command.mean, command.std) if command.mean else None,
+            lower=command.lower,
+            effort=command.effort,
+            seed=command.seed,
+            progress=lambda line: status.update(escape(f"{line[:100]} ...")),
+        )
     is_enough = found.upper is not None and (command.require is None or found.upper <= command.require)
     if command.json:
         print(json.dumps({**found.to_json(), "require": command.require, "is_enough": is_enough}))
@@ -105,21 +106,6 @@ def _usage_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise RecipeError(str(error)) from error
-
-
-class _Progress:
-    """One line on stderr that is overwritten, if stderr is a terminal."""
-
-    def __init__(self) -> None:
-        self.is_watched = sys.stderr.isatty()
-
-    def __call__(self, line: str) -> None:
-        if self.is_watched:
-            print(f"\r\x1b[K{line[:100]} ...", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self.is_watched:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _network(command: Audit) -> "tuple[nn.Module, tuple[int, ...]]":

@@ -201,7 +201,7 @@ def _one(found: "Certification", names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) -> None:
-    from onelip.training.display import simple_table
+    from onelip.training.display import text_table
 
     if "class" in results:
         print(f"{results['data']}: class {results['class']}")
@@ -210,14 +210,12 @@ def _show(results: dict[str, Any], written: dict[str, Any], command: Certify) ->
             print(f"Same class for every uint8 image with a sum of squared pixel differences <= {results['pixels']}.")
     else:
         title = f"{results['data']} ({results['images']}), accuracy {100 * results['accuracy']:.2f} %; CRA in %"
-        table = simple_table(title)
-        table.add_column("certificate")
-        table.add_column("mode")
-        for radius in results["cra"]:
-            table.add_column(radius, justify="right", min_width=6)
-        for row in results["comparison"]:
-            table.add_row(row["name"], row["mode"], *(f"{100 * share:.2f}" for share in row["cra"].values()))
-        make_console().print(table)
+        heads = ["certificate", "mode", *results["cra"]]
+        rows = [
+            [row["name"], row["mode"], *(f"{100 * share:.2f}" for share in row["cra"].values())]
+            for row in results["comparison"]
+        ]
+        make_console().print(text_table(title, heads, rows, left=2))
         print(f"{results['certified']} of {results['images']} images have a radius above 0.")
     proof = "real-arithmetic rules" if results["proof"] is None else f"{results['proof']} proof"
     print(f"Proved Lipschitz constant: {results['constant']!r} ({proof}).")

@@ -3,15 +3,19 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from onelip.cli._common import Flag, Json, OptionalPath, parse, printable, unset
 from onelip.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from onelip.data import ImageData
+    from onelip.training.build import LoadedRun
 
 _MAX_FILES = 100  # files beside a certificate whose hash is computed
 
@@ -57,50 +61,49 @@ def run(arguments: Sequence[str]) -> int:
 
     if command.certificate.is_dir():
         raise RecipeError(f"{command.certificate}: this is a directory; name the file that onelip certify --out wrote")
-    compare = None if command.run is None else _comparison(command.run, command.data_root)  # fails before the work
-    files = (command.weights, command.config, command.images)
-    topics = (
-        () if command.quiet else ("certificate", "estimate", "node", "images") if command.verbose else ("estimate",)
+    origin = None if command.run is None else _load(command.run, command.data_root)  # fails before the work
+    topics = ("certificate", "estimate", "node", "images") if command.verbose else ("estimate",)
+    verdict, code = checked(
+        command.certificate,
+        command.weights,
+        command.config,
+        command.images,
+        max_minutes=command.max_minutes,
+        max_memory=command.max_memory,
+        topics=() if command.quiet else topics,
     )
-    limits = {"max_minutes": command.max_minutes, "max_memory": command.max_memory}
-    verdict, code = checked(command.certificate, *files, topics=topics, **limits)
-    if compare is not None and code in (0, 3):
-        verdict, code = _compared(command, compare, verdict, code)
+    if origin is not None and code in (0, 3):
+        verdict, code = _compared(command.certificate, *origin, verdict, code)
     print(json.dumps(verdict) if command.json else verdict_text(verdict, code))
     return code
 
 
+def _load(run: Path, data_root: Path | None) -> "tuple[LoadedRun, ImageData]":
+    from onelip.training.build import load_run, load_run_data
+
+    loaded = load_run(run)
+    return loaded, load_run_data(loaded.config, data_root)
+
+
 def _compared(
-    command: Check, compare: Callable[[dict[str, Any]], str], verdict: dict[str, Any], code: int
+    path: Path, loaded: "LoadedRun", data: "ImageData", verdict: dict[str, Any], code: int
 ) -> tuple[dict[str, Any], int]:
-    """The verdict, extended by the comparison with a run."""
+    """The verdict, extended by the comparison of a certificate with a run and its data."""
+    from onelip.certification.certificate import check_network, find_images
     from onelip.checker.certificate import ORIGIN
     from onelip.core.errors import ProofError
 
-    try:
-        found = compare(json.loads(command.certificate.read_bytes()))
-    except ProofError as error:
-        return {"accepted": False, "reason": f"does not belong to {command.run}: {error}"}, 1
-    left = [what for what in verdict["not_checked"] if what != ORIGIN]
-    return {**verdict, "not_checked": left, "run": f"compared with {command.run}: {found}"}, code
-
-
-def _comparison(run: Path, data_root: Path | None) -> Callable[[dict[str, Any]], str]:
-    """A function that compares the content of a certificate with the run; it returns a summary or raises ProofError."""
-    from onelip.certification.certificate import check_network, find_images
-    from onelip.training.build import load_run, load_run_data
-    from onelip.training.run_directory import RunDirectory
-
-    loaded, place = load_run(run), RunDirectory(run)
-    data = load_run_data(loaded.config, data_root)
+    run, content = loaded.directory, json.loads(path.read_bytes())
     parts = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
-
-    def compared(certificate: dict[str, Any]) -> str:
-        check_network(certificate, loaded.plain, {"weights": place.plain, "config": place.config})
-        split, count = find_images(certificate, parts), len(certificate["results"])
-        return f"same network, weights and config; images and labels are the first {count} of {data.name}, {split}"
-
-    return compared
+    try:
+        check_network(content, loaded.plain, {"weights": run.plain, "config": run.config})
+        split = find_images(content, parts)
+    except ProofError as error:
+        return {"accepted": False, "reason": f"does not belong to {run.path}: {error}"}, 1
+    images = f"images and labels are the first {len(content['results'])} of {data.name}, {split}"
+    compared = f"compared with {run.path}: same network, weights and config; {images}"
+    left = [what for what in verdict["not_checked"] if what != ORIGIN]
+    return {**verdict, "not_checked": left, "run": compared}, code
 
 
 def checked(

@@ -81,7 +81,7 @@ def _list(command: List) -> int:
 
 
 def _fetch(command: Fetch) -> int:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
 
     from onelip.data import fetch, list_data
 
@@ -91,13 +91,7 @@ def _fetch(command: Fetch) -> int:
         raise RecipeError(f"expected one of {', '.join(names)}, got {command.name!r}{extra}")
     if command.url is not None and not command.url.startswith(("http://", "https://")):
         raise RecipeError(f"expected --url to be an http or https address, got {command.url!r}")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         tasks = {}
 

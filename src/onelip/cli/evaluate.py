@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from onelip.losses import OffsetCrossEntropy
     from onelip.training.build import load_run
-    from onelip.training.display import results_table
+    from onelip.training.display import constant_line, results_table
     from onelip.training.distributed import find_device
     from onelip.training.evaluation import evaluate
 
@@ -69,9 +69,8 @@ def run(arguments: Sequence[str]) -> int:
     make_console().print(results_table(results, per_class=True))
     if not loaded.is_finished:
         print(UNFINISHED)
-    if found.lipschitz is None:
-        print("No CRA: no Lipschitz constant is proved for this network.")
-    else:
-        print(f"CRA with the Lipschitz constant {found.lipschitz:g}, {found.mode}. Rounding errors are not included.")
+    proved = found.lipschitz is not None
+    print(constant_line(results), *(["Rounding errors are not included."] if proved else []))
+    if proved:
         print(f"Radii that include rounding errors: onelip certify {shlex.quote(str(command.run))}")
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from onelip.cli._common import Flag, described, listing, output_width, parse, unset
+from onelip.cli._common import Flag, described, listing, option_text, output_width, parse, unset
 from onelip.core.arguments import check_known
 
 if TYPE_CHECKING:
@@ -94,17 +94,17 @@ def _describe(method: "Method") -> str:
         ("train = eval", "yes" if method.train_equals_eval else "no; evaluation computes the sound function"),
         ("loss", method.loss or ""),
         ("radii by", _RADII[method.certificate]),
-        ("hyperparameters", ", ".join(f"{key} {_format(value)}" for key, value in method.hyperparameters.items())),
+        ("hyperparameters", ", ".join(f"{key} {option_text(value)}" for key, value in method.hyperparameters.items())),
         ("note", method.note),
         ("paper's table", f"{marks} (efficiency, formal guarantee, generality, modularity)" if marks else ""),
         ("", notes),
         ("paper", method.citation),
     ]
-    options = [(f"{o.name}={_format(o.default)}", o.text) for o in options_of(method)]
+    options = [(f"{o.name}={option_text(o.default)}", o.text) for o in options_of(method)]
     loss = []
     if method.loss is not None:
         texts = arguments_in(find_loss(method.loss))
-        listed = [(f"{name}={_format(value)}", texts[name]) for name, value in _loss_options(method).items()]
+        listed = [(f"{name}={option_text(value)}", texts[name]) for name, value in _loss_options(method).items()]
         loss = [f"--loss-options, with the defaults:\n{described(listed, width)}"]
     parts = [
         "\n".join(textwrap.wrap(f"{method.name}: {method.title}", width)),
@@ -114,12 +114,3 @@ def _describe(method: "Method") -> str:
         f'onelip train --method {method.name}\nonelip.constrain(model, "{method.name}")',
     ]
     return "\n\n".join(parts)
-
-
-def _format(value: object) -> str:
-    """A value as --method-options and other options take it."""
-    if value is None:
-        return ""
-    if isinstance(value, tuple):
-        return " ".join(map(_format, value))
-    return value if isinstance(value, str) else json.dumps(value)

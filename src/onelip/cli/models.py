@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from onelip.cli._common import Flag, described, listing, output_width, parse, unset
+from onelip.cli._common import Flag, described, listing, option_text, output_width, parse, unset
 from onelip.core.arguments import check_known
 
 if TYPE_CHECKING:
@@ -51,11 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _options(model: "ModelDescription") -> str:
-    return " ".join(f"{name}={_format(value)}" for name, value in model.options.items())
-
-
-def _format(value: object) -> str:
-    return "" if value is None else str(value)
+    return " ".join(f"{name}={option_text(value)}" for name, value in model.options.items())
 
 
 def _describe(model: "ModelDescription") -> str:
@@ -65,7 +61,7 @@ def _describe(model: "ModelDescription") -> str:
         part if part.startswith(" ") else "\n".join(textwrap.wrap(part, min(width, 120), break_long_words=False))
         for part in model.layers.split("\n\n")
     ]
-    options = [(f"{name}={_format(value)}", model.texts.get(name, "-")) for name, value in model.options.items()]
+    options = [(f"{name}={option_text(value)}", model.texts.get(name, "-")) for name, value in model.options.items()]
     parts = [
         f"{model.name}: {model.title}",
         *filter(None, layers),

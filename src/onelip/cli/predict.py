@@ -137,23 +137,24 @@ def _rounded_down(radius: float) -> str:
 
 
 def _print_table(found: "Predictions") -> None:
-    from rich.markup import escape
-    from rich.text import Text
-
-    from onelip.training.display import simple_table
+    from onelip.training.display import text_table
 
     changed = any(item.change for item in found)
-    table = simple_table("")
-    for name in ("image", "class"):
-        table.add_column(name, overflow="fold")
-    for name in ("radius", "pixels"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if changed:
-        table.add_column("change")
+    rows = []
     for item in found:
         radius = _rounded_down(item.radius) if item.radius > 0 else "not certified"
-        cells = (item.image, item.class_name, radius, "" if item.pixels is None else str(item.pixels))
-        table.add_row(*(escape(printable(cell)) for cell in cells), *([Text(item.change or "")] if changed else []))
+        cells = (
+            item.image,
+            item.class_name,
+            radius,
+            "" if item.pixels is None else str(item.pixels),
+            item.change or "",
+        )
+        rows.append([printable(cell) for cell in cells])
+    heads = ("image", "class", "radius", "pixels", "change")
+    table = text_table("", heads if changed else heads[:-1], rows if changed else [row[:-1] for row in rows], left=2)
+    if changed:
+        table.columns[-1].justify = "left"
     make_console().print(table)
     constant = found.certification.constant
     if found.mode == "sound":

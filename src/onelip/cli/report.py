@@ -15,10 +15,10 @@ from onelip.core.errors import RecipeError
 
 @dataclass(frozen=True)
 class Report:
-    """Write a page about one or several runs: what is proved, accuracy, radii, singular values, images, commands.
+    """Write a page about one or several runs: proofs, accuracy, radii, singular values, images and commands.
 
     The page is one HTML file that loads nothing else. Test images are certified and the first of them attacked. A part
-    that fails is left out, and the page states what is missing. Several runs are overlaid and in one table. A directory
+    that fails is left out, and the page lists it as missing. Several runs are overlaid and in one table. A directory
     of onelip compare stands for all its runs. The exit code is 1 if the attack changes a certified decision.
     """
 
@@ -29,8 +29,8 @@ class Report:
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. Default: that of each run."""
     seconds: float = 120.0
-    """Seconds for each part of a run: proofs, singular values, certifying images, the attack. What does not fit is left
-    out, and the page states it."""
+    """Seconds for each part of a run: proofs, singular values, certifying images, the attack. Layers and images that
+    do not fit are left out, and the page lists them as missing."""
     attack_images: int = 64
     """Number of images of each run to attack; 0 for no attack."""
     force: Flag = False
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from onelip.report.page import write_report
 
-    def say(line: str) -> None:
+    def show(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     written = write_report(
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         seconds=command.seconds,
         attack_images=command.attack_images,
         force=command.force,
-        say=say,
+        progress=show,
     )
     if command.json:
         print(json.dumps({"report": str(out), "bytes": out.stat().st_size, **written._asdict()}))

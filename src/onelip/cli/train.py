@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.path.insert(0, os.getcwd())  # as `python -m onelip` does: module:callable may be in this directory
 
     # Help and usage errors do not import torch.
-    from onelip.training.display import Display, results_table
+    from onelip.training.display import Display, constant_line, results_table
     from onelip.training.distributed import stop_on_signals
     from onelip.training.trainer import train
 
@@ -102,19 +102,14 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     for part in results.values():
         console.print(results_table(part))
-    constant = results["test"]["lipschitz"]
-    display.print(
-        f"CRA with the Lipschitz constant {constant:g}, {results['test']['mode']}."
-        if constant is not None
-        else "No CRA: no Lipschitz constant is proved for this network."
-    )
+    display.print(constant_line(results["test"]))
     display.print(f"Run: {out} (config.json, log.jsonl, results.json, weights.safetensors, plain.safetensors)")
     display.print(f"Next: onelip evaluate {shlex.quote(str(out))}")
     return 0
 
 
 def _defaults(arguments: Sequence[str]) -> Train:
-    """What the options change: the recipe of the run to resume, of the named preset, of the budget or of the data."""
+    """The defaults of the options: the recipe of the run to resume, of the preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in ("--resume", "--start-from", "--preset", "--data", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
@@ -122,39 +117,31 @@ def _defaults(arguments: Sequence[str]) -> Train:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
         return Train(preset("digits"))  # tyro will report the error
+    for first, second, why in (
+        ("resume", "preset", f"a run keeps its recipe; to train it further: --start-from {known.resume}"),
+        ("resume", "budget", f"a run keeps its recipe; to train it further: --start-from {known.resume}"),
+        ("start_from", "preset", "the new run has the recipe of the first one"),
+        ("budget", "preset", "the budget decides the number of epochs"),
+        ("budget", "epochs", "the budget decides the number of epochs"),
+    ):
+        if getattr(known, first) and getattr(known, second):
+            raise RecipeError(f"--{first.replace('_', '-')} and --{second} exclude each other: {why}")
     if known.resume:
-        if known.preset or known.budget:
-            given = "--preset" if known.preset else "--budget"
-            raise RecipeError(
-                f"--resume and {given} exclude each other: a run keeps its recipe; to train it further: --start-from "
-                f"{known.resume}"
-            )
         return Train(read_config(RunDirectory(known.resume)).recipe)
-    if known.start_from and known.preset:
-        raise RecipeError("--start-from and --preset exclude each other: the new run has the recipe of the first one")
-    budget = None
-    if known.budget:
-        if known.preset or known.epochs:
-            given = "--preset" if known.preset else "--epochs"
-            raise RecipeError(f"--budget and {given} exclude each other: the budget decides the number of epochs")
-        budget = known.budget
-    elif known.data and not known.preset and not known.start_from and known_name(known.data) is None:
-        budget = OWN_BUDGET
-    root = None
+    budget, root = known.budget, None
     if known.start_from:
         kept = read_config(RunDirectory(Path(known.start_from).expanduser()))
         starting, root = kept.recipe, None if kept.data_root is None else Path(kept.data_root)
-    elif budget is not None:
+    elif budget or (known.data and not known.preset and known_name(known.data) is None):
+        budget = budget or OWN_BUDGET
         starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
     else:
         starting = preset(known.preset or preset_for(known.data))
-    if known.epochs:
-        budget = None
-    if known.method is None:
-        return Train(starting, budget=budget, data_root=root)
-    from onelip.training.objective import with_method
+    if known.method is not None:
+        from onelip.training.objective import with_method
 
-    return Train(with_method(starting, known.method), budget=budget, data_root=root)
+        starting = with_method(starting, known.method)
+    return Train(starting, budget=None if known.epochs else budget, data_root=root)
 
 
 def _check_resume(command: Train) -> None:

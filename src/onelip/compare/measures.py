@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from onelip.certification.audit import audit
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped, reason
+from onelip.core.errors import RunError, noted_errors
 from onelip.core.images import to_float
-from onelip.data import ImageData, validation_split
+from onelip.data import ImageData
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.training.budget import seconds_per_step
-from onelip.training.build import build_model
+from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, find_device, use_threads
 from onelip.training.evaluation import is_channels_last
 from onelip.training.learner import Learner, set_layout
@@ -185,7 +185,7 @@ def epochs_within(budget: float, recipe: Recipe, data: ImageData) -> int:
     Raises:
         RunError: if one epoch takes longer.
     """
-    images = len((validation_split(data, recipe.validation) if recipe.validation else data).train_images)
+    images = len(split_data(recipe, data).train_images)
     with use_threads(recipe.threads):
         step = seconds_per_step(recipe, data, Process(find_device(recipe.device)))
     epoch = step * -(-images // recipe.batch_size)
@@ -287,12 +287,10 @@ def proved_constant(plain: nn.Module, data: ImageData) -> dict[str, Any]:
 
 
 def _or_reason(take: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
+    found = _not_measured("")
+    with noted_errors(lambda why: found.update(why=why)):  # the row keeps the other measurements
         return {"why": None, **take()}
-    except Stopped:
-        raise
-    except Exception as error:  # the row keeps the other measurements
-        return _not_measured(reason(error))
+    return found
 
 
 def _not_measured(why: str) -> dict[str, Any]:

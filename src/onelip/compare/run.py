@@ -11,7 +11,7 @@ is a row with the reason.
 import platform
 import shlex
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from onelip._version import __version__
 from onelip.compare.measures import epochs_within, measure, peak_mebibytes
 from onelip.compare.plan import PLAIN, Plan
-from onelip.core.errors import RecipeError, RunError, Stopped, reason
+from onelip.core.errors import RecipeError, RunError, noted_errors
 from onelip.core.files import locked, read_json, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.methods.registry import METHODS
@@ -29,7 +29,6 @@ from onelip.report.page import comparison_page
 from onelip.report.table import columns, terminal_table
 from onelip.training.build import build_model, load_run
 from onelip.training.display import Display
-from onelip.training.distributed import stop_on_signals
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import RunDirectory, read_config, read_log
 from onelip.training.trainer import train_or_reuse
@@ -77,92 +76,86 @@ def compare(
         record = _begin(plan, data, kept, command or shlex.join(sys.argv))
         _write(out, record)
         for number, method in enumerate(plan.methods, start=1):
-            title = f"[{number}/{len(plan.methods)}] {method}"
-            before = _find(record, method)
-            if before is not None and (before["status"] == "done" or not retry):
-                shown.print(f"{title}: {_earlier_result(before)}")
-                continue
-            _replace(record, _row(plan, method, out, data, record, memory, shown, title, handle_signals))
-            _write(out, record)
+
+            def log(line: str, title: str = f"[{number}/{len(plan.methods)}] {method}") -> None:
+                shown.print(f"{title}: {line}")
+
+            before = next((row for row in record["rows"] if row["method"] == method), None)
+            if before is not None and before["status"] == "done":
+                log("finished before")
+            elif before is not None and not retry:
+                log(f"failed before (use --retry to train it again): {before['why']}")
+            else:
+                row = _describe(method)
+                with noted_errors(lambda why, row=row: row.update(why=why)):  # the next method follows
+                    recipe = _decide_recipe(plan, method, RunDirectory(out / method), data, log)
+                    train_or_reuse(recipe, out / method, data=data, display=shown, handle_signals=handle_signals)
+                    row |= _measured(plan, recipe, out / method, data, record, memory, log)
+                if row["status"] != "done":
+                    log(f"FAILED: {row['why']}")
+                _insert(record, row)
+                _write(out, record)
     return record
 
 
-def _row(
-    plan: Plan,
-    method: str,
-    out: Path,
-    data: ImageData,
-    record: dict[str, Any],
-    memory: bool,
-    display: Display,
-    title: str,
-    handle_signals: bool,
-) -> dict[str, Any]:
-    run = RunDirectory(out / method)
+def _describe(method: str) -> dict[str, Any]:
+    """The row of a method that has no results yet."""
     known = METHODS.get(method)
-    head = {
+    return {
         "method": method,
         "title": "torch layers without a method" if known is None else known.title,
         "guarantee": (known.guarantee if known is not None else None) or "none",
         "run": method,
-    }
-    try:
-        recipe = _decide_recipe(plan, method, run, data, display, title)
-        with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
-            results = train_or_reuse(recipe, run.path, data=data, display=display, stop=stop)
-        loaded = load_run(run.path)
-        if memory and "plain_mebibytes" not in record:
-            record["plain_mebibytes"] = _baseline_memory(plan, data)
-        found = measure(
-            recipe,
-            plan.baseline,
-            loaded.model,
-            loaded.plain,
-            data,
-            baseline_memory=record.get("plain_mebibytes"),
-            memory=memory,
-            log=lambda line: display.print(f"{title}: {line}"),
-        )
-    except Stopped:
-        raise
-    except Exception as error:  # the next method follows
-        why = reason(error)
-        display.print(f"{title}: FAILED: {why}")
-        return {**head, "status": "failed", "why": why}
-    log = read_log(run)
-    return {
-        **head,
-        "status": "done",
+        "status": "failed",
         "why": None,
+    }
+
+
+def _measured(
+    plan: Plan,
+    recipe: Recipe,
+    path: Path,
+    data: ImageData,
+    record: dict[str, Any],
+    memory: bool,
+    log: Callable[[str], None],
+) -> dict[str, Any]:
+    """Results and cost of a finished run."""
+    loaded = load_run(path)
+    if memory and "plain_mebibytes" not in record:
+        record["plain_mebibytes"] = _baseline_memory(plan, data)
+    baseline_memory = record.get("plain_mebibytes")
+    cost = measure(
+        recipe, plan.baseline, loaded.model, loaded.plain, data, baseline_memory=baseline_memory, memory=memory, log=log
+    )
+    lines = read_log(loaded.directory)
+    results = read_json(loaded.directory.results)
+    return {
+        "status": "done",
         "epochs": recipe.epochs,
-        "seconds": sum(line["seconds"] for line in log),
-        "train_loss": log[-1]["train_loss"] if log else None,
-        "results": {name: _without_classes(part) for name, part in results.items()},
-        **found,
+        "seconds": sum(line["seconds"] for line in lines),
+        "train_loss": lines[-1]["train_loss"] if lines else None,
+        # The results of each class are in results.json of the run.
+        "results": {name: {k: v for k, v in part.items() if k != "per_class"} for name, part in results.items()},
+        **cost,
         "recipe": recipe.to_json(),
     }
 
 
-def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, display: Display, title: str) -> Recipe:
+def _decide_recipe(plan: Plan, method: str, run: RunDirectory, data: ImageData, log: Callable[[str], None]) -> Recipe:
     """The recipe of an existing run, or a new one; with a time budget, its epochs are measured first."""
-    epochs = plan.budget.epochs
-    if run.config.exists():
+    epochs, is_started = plan.budget.epochs, run.config.exists()
+    if is_started:
         kept = read_config(run).recipe
-        wanted = plan.recipe_for(method, kept.epochs if epochs is None else epochs)
+        wanted = plan.recipe_for(method, epochs or kept.epochs)
         wanted.check_resumes(kept)
-        display.print(f"{title}: resuming, {_epochs(kept.epochs)}")
-        return wanted
-    wanted = plan.recipe_for(method, epochs or 1)
-    if epochs is None:
-        assert plan.budget.seconds is not None
-        display.print(f"{title}: measuring how many epochs fit into {plan.budget.text}")
-        wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
-    display.print(f"{title}: {_epochs(wanted.epochs)}")
+    else:
+        wanted = plan.recipe_for(method, epochs or 1)
+        if plan.budget.seconds is not None:
+            log(f"measuring how many epochs fit into {plan.budget.text}")
+            wanted = wanted.replace(epochs=epochs_within(plan.budget.seconds, wanted, data))
+    log(f"{'resuming, ' if is_started else ''}{wanted.epochs} epoch{'' if wanted.epochs == 1 else 's'}")
     return wanted
-
-
-def _epochs(number: int) -> str:
-    return "1 epoch" if number == 1 else f"{number} epochs"
 
 
 def _baseline_memory(plan: Plan, data: ImageData) -> float | None:
@@ -170,10 +163,6 @@ def _baseline_memory(plan: Plan, data: ImageData) -> float | None:
         return peak_mebibytes(plan.baseline, data.num_classes, data.shape)
     except RunError:
         return None
-
-
-def _without_classes(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "per_class"}  # they are in results.json of the run
 
 
 def _check_fits(plan: Plan, data: ImageData) -> None:
@@ -234,21 +223,11 @@ def _write(out: Path, record: dict[str, Any]) -> None:
     write_whole(out / "index.html", comparison_page(record, out).encode())
 
 
-def _find(record: dict[str, Any], method: str) -> dict[str, Any] | None:
-    return next((row for row in record["rows"] if row["method"] == method), None)
-
-
-def _replace(record: dict[str, Any], row: dict[str, Any]) -> None:
-    """Insert a row; rows are in the order of the registry."""
+def _insert(record: dict[str, Any], row: dict[str, Any]) -> None:
+    """Insert a row, or replace that of the method; rows are in the order of the registry."""
     order = [PLAIN, *METHODS]
     rows = [r for r in record["rows"] if r["method"] != row["method"]] + [row]
     record["rows"] = sorted(rows, key=lambda r: order.index(r["method"]) if r["method"] in order else len(order))
-
-
-def _earlier_result(row: dict[str, Any]) -> str:
-    if row["status"] == "done":
-        return "finished before"
-    return f"failed before (use --retry to train it again): {row['why']}"
 
 
 def comparison_tables(record: dict[str, Any]) -> list[Table]:

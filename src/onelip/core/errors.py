@@ -1,5 +1,8 @@
 """Exceptions shared by several packages. This module does not import torch, so the command line starts quickly."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class UsageError(Exception):
     """Marker base class for user errors: an unknown name, a value out of range, a path that does not exist.
@@ -111,3 +114,20 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     ours = type(error).__module__.startswith("onelip.") or type(error) is ValueError
     return text if text and (ours or isinstance(error, OSError)) else f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def noted_errors(note: Callable[[str], object]) -> Iterator[None]:
+    """Within the context, pass the reason of an error to `note` instead of raising it; a stop request is raised.
+
+    Examples:
+        >>> with noted_errors(print):
+        ...     raise ValueError("no images")
+        no images
+    """
+    try:
+        yield
+    except Stopped:
+        raise
+    except Exception as error:
+        note(reason(error))

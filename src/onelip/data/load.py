@@ -60,14 +60,15 @@ def load_data(
         >>> load_data("digits")
         ImageData(digits: 1442 + 355 images, 1x8x8, 10 classes)
     """
-    name = known_name(name_or_path)
-    if name == "digits":
-        return _resized(load_digits(), image_size)
+    name, path = known_name(name_or_path), Path(name_or_path).expanduser()
     if name is not None:
-        return _resized(_load_named(OFFICIAL[name], data_places(root), digests), image_size)
-    path = Path(name_or_path).expanduser()
+        data = load_digits() if name == "digits" else _load_named(OFFICIAL[name], data_places(root), digests)
+        return _resized(data, image_size)
+    if path.is_file() and path.suffix == ".npz":
+        return load_npz(path, image_size=image_size)
     if path.exists():
-        return _load_path(path, image_size, digests)
+        found = _load_official(path, digests)
+        return load_folder(path, image_size=image_size) if found is None else _resized(found, image_size)
     names, given = list_data(), str(name_or_path)
     raise UnknownData(
         f"{given!r} is neither one of {', '.join(names)} nor an existing file or folder{did_you_mean(given, names)}"
@@ -122,27 +123,26 @@ def _resized(data: ImageData, size: tuple[int, int] | None) -> ImageData:
     return replace(data, train_images=torch.from_numpy(train), test_images=torch.from_numpy(test))
 
 
-def _load_path(path: Path, image_size: tuple[int, int] | None, digests: Mapping[str, str] | None) -> ImageData:
-    if path.is_file() and path.suffix == ".npz":
-        return load_npz(path, image_size=image_size)
+def _load_official(path: Path, digests: Mapping[str, str] | None) -> ImageData | None:
+    """The official data set in an archive or a folder; None if the folder has none of its files."""
     if path.is_file():
         archives = {v.archive.name: (o, v) for o in OFFICIAL.values() for v in o.versions if v.archive}
         if path.name not in archives:
             raise DataError(f"{path}: expected an .npz file or one of {', '.join(archives)}")
-        return _resized(_load_version(*archives[path.name], path, digests), image_size)
+        return _load_version(*archives[path.name], path, digests)
     candidates = [
         (official, version, where) for official in OFFICIAL.values() for version, where in find_in(official, path)
     ]
-    if not candidates:
-        return load_folder(path, image_size=image_size)
     # MNIST and Fashion-MNIST have files with the same names; their checksums differ.
     mismatches = []
     for official, version, where in candidates:
         try:
-            return _resized(_load_version(official, version, where, digests), image_size)
+            return _load_version(official, version, where, digests)
         except ChecksumError as error:
             mismatches.append(error)
-    raise mismatches[0]
+    if mismatches:
+        raise mismatches[0]
+    return None
 
 
 def _load_version(official: Official, version: Version, where: Path, digests: Mapping[str, str] | None) -> ImageData:

@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from onelip.core.errors import DataError
-from onelip.data.formats import OWN_CAP, read_arrays
+from onelip.data.formats import OWN_CAP, Part, read_arrays
 from onelip.data.image_data import ImageData, check_images_and_labels, image_data_from_arrays, stratified_split
 from onelip.data.registry import OFFICIAL, find_in, known_name
 
@@ -95,14 +95,38 @@ def to_grey(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).convert("L"))
 
 
-_ARRAYS = (
-    ("train_images", "train_labels", "test_images", "test_labels"),
-    ("x_train", "y_train", "x_test", "y_test"),
+_ARRAYS = (  # images and labels: for training and testing, or without a split
+    (("train_images", "train_labels"), ("test_images", "test_labels")),
+    (("x_train", "y_train"), ("x_test", "y_test")),
+    (("images", "labels"),),
 )
 _ENDINGS = (".png", ".jpg", ".jpeg")
 HELD_OUT = 0.2  # fraction of the images of data without a split that is held out for testing
-LabelledArrays = tuple[np.ndarray, np.ndarray, Sequence[str]]  # (N, C, H, W), (N), class names
 _TEST_FOLDERS = ("test", "val", "validation")
+
+
+class _Parts(NamedTuple):
+    """Training and test images with their labels, or all images of data without a split."""
+
+    parts: list[Part]
+    class_names: Sequence[str]
+    how: str  # they were split
+
+    def split(self, name: str, path: Path, fraction: float, seed: int) -> ImageData:
+        """The data; without a split, a fraction of each class is held out for testing."""
+        if len(self.parts) == 2:
+            train, test = self.parts
+            return image_data_from_arrays(name, train, test, self.class_names, str(path), self.how)
+        [(images, labels)], count = self.parts, len(self.class_names)
+        if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+            raise DataError(f"{path}: expected labels 0 to {count - 1}, got {labels.min()} to {labels.max()}")
+        try:
+            chosen = stratified_split(torch.from_numpy(labels), fraction, seed, self.class_names)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        train, test = ((images[i.numpy()], labels[i.numpy()]) for i in chosen)
+        how = f"{fraction:.0%} of each class held out for testing, seed {seed}"
+        return image_data_from_arrays(name, train, test, self.class_names, str(path), how)
 
 
 # Arrays.
@@ -146,53 +170,29 @@ def load_npz(
         ImageData(own: 8 + 2 images, 1x8x8, 2 classes)
     """
     path = Path(path)
+    return _read_npz(path, image_size, cap).split(path.stem, path, test_fraction, seed)
+
+
+def _read_npz(path: Path, image_size: tuple[int, int] | None, cap: int) -> _Parts:
     arrays = read_arrays(path, cap)
-    if (everything := _unsplit(arrays, path)) is not None:
-        images, labels, class_names = everything
-        images = resize_images(images, image_size)
-        train, test, how = _split(images, labels, class_names, test_fraction, seed, path)
-        return image_data_from_arrays(path.stem, train, test, class_names, str(path), how)
-    for names in _ARRAYS:
-        if all(name in arrays for name in names):
-            x_train, y_train, x_test, y_test = (arrays[name] for name in names)
-            x_train, x_test = (
-                resize_images(as_images(x, f"{path}: {name}"), image_size)
-                for x, name in ((x_train, names[0]), (x_test, names[2]))
-            )
-            train = x_train, _labels(y_train, f"{path}: {names[1]}")
-            test = x_test, _labels(y_test, f"{path}: {names[3]}")
-            break
-    else:
+    chosen = next((names for names in _ARRAYS if all(name in arrays for pair in names for name in pair)), None)
+    if chosen is None:
+        wanted = ", ".join(name for pair in _ARRAYS[0] for name in pair)
         raise DataError(
-            f"{path}: expected the arrays {', '.join(_ARRAYS[0])}, or images and labels, got "
-            f"{', '.join(sorted(arrays)) or 'none'}; save them under these names with np.savez"
+            f"{path}: expected the arrays {wanted}, or images and labels, got {', '.join(sorted(arrays)) or 'none'}; "
+            "save them under these names with np.savez"
         )
-    class_names = _class_names(arrays.get("class_names"), np.concatenate((train[1], test[1])), len(train[1]), path)
-    return image_data_from_arrays(path.stem, train, test, class_names, str(path), "by the arrays of the file")
-
-
-def _split(
-    images: np.ndarray, labels: np.ndarray, class_names: Sequence[str], fraction: float, seed: int, path: Path
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], str]:
-    """Training and test images with their labels, and how they were split."""
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names):
-        raise DataError(f"{path}: expected labels 0 to {len(class_names) - 1}, got {labels.min()} to {labels.max()}")
-    try:
-        parts = stratified_split(torch.from_numpy(labels), fraction, seed, class_names)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    kept, held = ((images[i.numpy()], labels[i.numpy()]) for i in parts)
-    return kept, held, f"{fraction:.0%} of each class held out for testing, seed {seed}"
-
-
-def _unsplit(arrays: dict[str, np.ndarray], path: Path) -> LabelledArrays | None:
-    """Images, labels and class names of a file without a split; None if it has training and test images."""
-    if any(all(name in arrays for name in names) for names in _ARRAYS) or not {"images", "labels"} <= arrays.keys():
-        return None
-    images, labels = as_images(arrays["images"], f"{path}: images"), _labels(arrays["labels"], f"{path}: labels")
-    if len(images) != len(labels):
-        raise DataError(f"{path}: expected one label for each image, got {len(images)} and {len(labels)}")
-    return images, labels, _class_names(arrays.get("class_names"), labels, len(labels), path)
+    parts = []
+    for pair in chosen:
+        images, labels = (read(arrays[n], f"{path}: {n}") for read, n in zip((as_images, _labels), pair, strict=True))
+        if len(images) != len(labels):
+            raise DataError(
+                f"{path}: expected one label for each image, got {len(images)} images, {len(labels)} labels"
+            )
+        parts.append((resize_images(images, image_size), labels))
+    every = np.concatenate([labels for _, labels in parts])
+    class_names = _class_names(arrays.get("class_names"), every, len(parts[0][1]), path)
+    return _Parts(parts, class_names, "by the arrays of the file")
 
 
 def as_images(array: np.ndarray, what: str) -> np.ndarray:
@@ -223,7 +223,7 @@ def _labels(array: np.ndarray, what: str) -> np.ndarray:
 
 
 def _class_names(given: np.ndarray | None, labels: np.ndarray, count: int, path: Path) -> tuple[str, ...]:
-    """Names of the classes; by default the numbers from 0, of which there may be at most one more than `count`."""
+    """Names of the classes. Default: the numbers from 0 to the largest label, which must be at most `count`."""
     if given is not None:
         if given.ndim != 1 or given.dtype.kind != "U":
             raise DataError(
@@ -273,47 +273,31 @@ def load_folder(
         DataError: if a file is not an 8-bit PNG or JPEG image, is transparent, or has another size.
     """
     path = Path(path)
-    if held := _test_folders(path):
-        classes = _classes(path / "train")
-        if extra := sorted(set(_classes(path / held[0])) - set(classes)):
-            raise DataError(f"{path / held[0]}: expected the classes of {path / 'train'}, got also {extra[0]!r}")
-        train_files, test_files = (_files(path / part, classes) for part in ("train", held[0]))
-        images, labels = _read_all([*train_files, *test_files], cap, image_size)
-        count = len(train_files)
-        train, test = (images[:count], labels[:count]), (images[count:], labels[count:])
-        unused = f"; {held[1]}/ is not used" if held[1:] else ""
-        how = f"by the folders train/ and {held[0]}/{unused}"
-    else:
-        if (path / "train").is_dir() and any(entry.is_dir() for entry in (path / "train").iterdir()):
-            raise DataError(
-                f"{path}: there is a folder train/, but none of {', '.join(f'{name}/' for name in _TEST_FOLDERS)}; add "
-                f"one, or use {path / 'train'}, of which a part of each class is held out for testing"
-            )
-        images, labels, classes = _read_unsplit(path, cap, image_size)
-        train, test, how = _split(images, labels, classes, test_fraction, seed, path)
-    return image_data_from_arrays(path.resolve().name, train, test, classes, str(path), how)
+    return _read_folder(path, image_size, cap).split(path.resolve().name, path, test_fraction, seed)
+
+
+def _read_folder(path: Path, image_size: tuple[int, int] | None, cap: int, least: int = 2) -> _Parts:
+    held = _test_folders(path)
+    if not held and (path / "train").is_dir() and any(entry.is_dir() for entry in (path / "train").iterdir()):
+        raise DataError(
+            f"{path}: there is a folder train/, but none of {', '.join(f'{name}/' for name in _TEST_FOLDERS)}; add "
+            f"one, or use {path / 'train'}: a part of each class is then held out for testing"
+        )
+    folders = [path / "train", path / held[0]] if held else [path]
+    classes = _classes(folders[0], least)
+    if held and (extra := sorted(set(_classes(folders[1])) - set(classes))):
+        raise DataError(f"{folders[1]}: expected the classes of {folders[0]}, got also {extra[0]!r}")
+    files = [_files(folder, classes) for folder in folders]
+    images, labels = _read_all([file for part in files for file in part], cap, image_size)
+    count = len(files[0])
+    parts = [(images[:count], labels[:count]), (images[count:], labels[count:])][: len(files)]
+    unused = f"; {held[1]}/ is not used" if held[1:] else ""
+    return _Parts(parts, classes, f"by the folders train/ and {held[0]}/{unused}" if held else "")
 
 
 def _test_folders(path: Path) -> list[str]:
     """Names of the folders of test images beside train/; none if the folder is not split."""
     return [name for name in _TEST_FOLDERS if (path / "train").is_dir() and (path / name).is_dir()]
-
-
-def _read_unsplit(path: Path, cap: int, image_size: tuple[int, int] | None, least: int = 2) -> LabelledArrays:
-    classes = _classes(path, least)
-    return *_read_all(_files(path, classes), cap, image_size), classes
-
-
-def load_unsplit(path: Path, cap: int = OWN_CAP, image_size: tuple[int, int] | None = None) -> LabelledArrays | None:
-    """All images, labels and class names of a folder or an .npz file; None if it has training and test images.
-
-    Unlike data for training, one image of one class is enough.
-    """
-    if path.is_dir():
-        return None if _test_folders(path) else _read_unsplit(path, cap, image_size, least=1)
-    if (found := _unsplit(read_arrays(path, cap), path)) is None:
-        return None
-    return resize_images(found[0], image_size), *found[1:]
 
 
 def _classes(path: Path, least: int = 2) -> list[str]:
@@ -444,10 +428,14 @@ def all_labelled(path: str | os.PathLike[str], image_size: tuple[int, int] | Non
     is_folder = place.is_dir() and not any(list(find_in(official, place)) for official in OFFICIAL.values())
     if known_name(path) is not None or not (is_folder or (place.is_file() and place.suffix == ".npz")):
         return None
-    if (found := load_unsplit(place, image_size=image_size)) is None:
+    if is_folder and _test_folders(place):
         return None
-    arrays, class_names = found[:2], tuple(found[2])
-    images, labels = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in arrays)
+    # Unlike data for training, one image of one class is enough.
+    found = _read_folder(place, image_size, OWN_CAP, 1) if is_folder else _read_npz(place, image_size, OWN_CAP)
+    if len(found.parts) == 2:
+        return None
+    class_names = tuple(found.class_names)
+    images, labels = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in found.parts[0])
     check_images_and_labels(images, labels, str(place))
     if int(labels.min()) < 0 or int(labels.max()) >= len(class_names):
         raise DataError(f"{place}: expected labels 0 to {len(class_names) - 1}, got {int(labels.max())}")

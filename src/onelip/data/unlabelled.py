@@ -27,7 +27,7 @@ class NewImages:
     """Images without labels, from `load_images`.
 
     Attributes:
-        images: (N, C, H, W) uint8.
+        images: (N, C, H, W), uint8 from files.
         names: path of each image; for an .npz file with the index, as "file.npz[3]".
         changes: how each image was changed to fit the network, such as "resized from 640x480"; None if it was not.
         skipped: an error message for each input that was skipped.

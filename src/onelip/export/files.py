@@ -6,13 +6,13 @@ is not finite. The file of a run is copied byte for byte, so a certificate for i
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from onelip.certification.certificate import digest
@@ -21,7 +21,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import CheckpointError, NonFiniteWeight, RunError, UsageError
 from onelip.core.files import disk_error, write_whole
 from onelip.training.build import PLAIN_FORMAT
-from onelip.training.checkpoint import read_header, read_tensors
+from onelip.training.checkpoint import not_finite, read_header, read_tensors, tensor_bytes
 
 SIZE_LIMIT = 2**30  # bytes of a certificate; one for ten thousand images has a few million
 
@@ -68,6 +68,22 @@ def make_folder(folder: Path) -> None:
     """Create a folder if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+
+
+@contextmanager
+def new_directory(folder: Path) -> Iterator[Path]:
+    """Within the context, a temporary directory; it becomes `folder` at the end, and replaces an existing one."""
+    make_folder(folder.parent)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+            new = Path(place, "new")
+            new.mkdir()
+            yield new
+            if folder.exists():
+                os.replace(folder, Path(place, "old"))  # removed with the temporary directory
+            os.replace(new, folder)
     except OSError as error:
         raise disk_error(error, folder) from error
 
@@ -152,7 +168,7 @@ def save_plain(
         NonFiniteWeight: if a tensor contains NaN or infinity.
 
     Examples:
-        >>> import tempfile, onelip
+        >>> import tempfile, torch, onelip
         >>> model = onelip.nn.AOLLinear(3, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_plain(model, f"{folder}/net.safetensors")
@@ -170,11 +186,9 @@ def plain_bytes(plain: nn.Module, metadata: Mapping[str, str]) -> bytes:
         NonFiniteWeight: if a tensor contains NaN or infinity.
     """
     tensors = plain.state_dict()
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NonFiniteWeight(f"tensor {name!r} contains NaN or infinity; load an earlier checkpoint")
-    own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    return save(own, {**metadata, "format": PLAIN_FORMAT})
+    if (name := not_finite(tensors)) is not None:
+        raise NonFiniteWeight(f"tensor {name!r} contains NaN or infinity; load an earlier checkpoint")
+    return tensor_bytes(tensors, {**metadata, "format": PLAIN_FORMAT})
 
 
 def load_plain(path: str | Path, model: Model) -> Model:
@@ -191,7 +205,7 @@ def load_plain(path: str | Path, model: Model) -> Model:
         ExportError: if the file does not match the network or is damaged; the model is then unchanged.
 
     Examples:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> model = nn.Linear(3, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_plain(model, f"{folder}/net.safetensors")

@@ -1,4 +1,4 @@
-"""Directories for the Hugging Face hub, and the trained networks of the package, which are such directories.
+"""Directories for the Hugging Face hub; the trained networks of the package (`zoo/`) have the same form.
 
 A directory has config.json, model.safetensors, README.md and maybe certificate.json. The config is the config.json of
 the run, checked against its schema: the architecture is a name of `onelip.list_models`, never the path of a class.
@@ -8,9 +8,7 @@ and the checksum of its weights.
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,13 +23,13 @@ from onelip._version import __version__
 from onelip.certification.summary import summary
 from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
-from onelip.core.errors import RecipeError, RunError
-from onelip.core.files import disk_error, read_json
+from onelip.core.errors import RecipeError
+from onelip.core.files import read_json
 from onelip.export.files import (
     ExportError,
     ExportTaken,
     UnknownNetwork,
-    make_folder,
+    new_directory,
     plain_bytes,
     read_certificate,
     read_plain,
@@ -195,18 +193,8 @@ def _write_directory(directory: Path, files: list[tuple[str, bytes]]) -> None:
     if directory.exists():
         write_files([(directory / name, content) for name, content in files], force=True)
         return
-    make_folder(directory.parent)
-    part = directory.with_name(f"{directory.name}.part")
-    try:
-        if part.exists():  # left by an export that was killed
-            shutil.rmtree(part)
-        write_files([(part / name, content) for name, content in files], force=True)
-        os.replace(part, directory)
-    except OSError as error:
-        raise disk_error(error, directory) from error
-    except RunError:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    with new_directory(directory) as new:
+        write_files([(new / name, content) for name, content in files], force=True)
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -16,6 +16,7 @@ from onelip.gram.jtj import center_crop, jtj as crop_of
 from onelip.gram.spectrum import reached_layers
 from onelip.plots.canvas import INK, SERIES, SOFT, drawing, new_figure, shade
 from onelip.plots.sources import Run, certified, loaded, middle_image
+from onelip.training.build import LoadedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def jtj(source: nn.Module | Run, input_size: int | Sequence[int] = (), *, layer:
     module, size, name = _layer(source, input_size, layer)
     figure = draw_crops({"": crop_of_layer(module, size)})
     if name:
-        figure.suptitle(f"{name}: {_described(module)}", fontsize=8, color=SOFT)
+        figure.suptitle(f"{name}: {described_layer(module)}", fontsize=8, color=SOFT)
     return figure
 
 
@@ -129,18 +130,22 @@ def _layer(source: Any, input_size: int | Sequence[int], name: str | None) -> tu
         if not isinstance(source, LINEAR_LAYERS):
             raise UnsupportedLayer(f"expected a linear layer of torch, got {type(source).__name__}")
         return source, input_size, ""
-    run = loaded(source)
-    found = {
-        place: (module, tuple(x.shape[2:]))
-        for place, module, x in reached_layers(run.plain, middle_image(run))
-        if isinstance(module, LINEAR_LAYERS)
-    }
+    found = linear_layers(loaded(source))
     if name is not None and name not in found:
         raise ValueError(f"expected the name of a linear layer, got {name!r}; known: {', '.join(found)}")
     if not found:
         raise UnsupportedLayer("the network has no linear layer of torch")
     chosen = name or max(found, key=lambda place: _interest(found[place][0]))  # the first of the best
     return *found[chosen], chosen
+
+
+def linear_layers(run: LoadedRun) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """The linear layers of torch in a network by name, in the order of execution, with the size of their input."""
+    return {
+        place: (module, tuple(x.shape[2:]))
+        for place, module, x in reached_layers(run.plain, middle_image(run))
+        if isinstance(module, LINEAR_LAYERS)
+    }
 
 
 def _interest(module: nn.Module) -> tuple[bool, int]:
@@ -152,11 +157,11 @@ def _interest(module: nn.Module) -> tuple[bool, int]:
     return overlaps and module.groups == 1, min(32, module.in_channels // module.groups)
 
 
-def _described(module: nn.Module) -> str:
+def described_layer(module: nn.Module) -> str:
     """A layer in a few words.
 
     Examples:
-        >>> _described(nn.Conv2d(64, 128, 2, stride=2)), _described(nn.Linear(4, 2))
+        >>> described_layer(nn.Conv2d(64, 128, 2, stride=2)), described_layer(nn.Linear(4, 2))
         ('Conv2d 2x2, stride 2, 64 to 128 channels', 'Linear, 4 to 2')
     """
     if isinstance(module, nn.Linear):

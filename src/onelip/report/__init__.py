@@ -1,4 +1,4 @@
-"""Reports: what there is to know about one or several runs, on one HTML page that loads nothing else.
+"""Reports about one or several runs: one HTML page that loads nothing else.
 
 onelip.report.write_report(["runs/first"], "report.html")
 """

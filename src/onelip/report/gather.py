@@ -1,14 +1,14 @@
-"""Collect what there is to know about a run: from its files, and from its network and test images.
+"""Collect the content of a report from the files of a run, its network and its test images.
 
-Each part fails by itself: a run that is incomplete, of another version or of a model that is not registered loses what
-cannot be computed, and the page states what is missing and why.
+A part that fails does not stop the others: for a run that is incomplete, of another version or of a model that is not
+registered, the page lists the missing parts with the reasons.
 """
 
 import copy
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
 from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
-from onelip.core.errors import RunError, Stopped, reason
+from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _LEAST = 60.0  # seconds of each part
 _LARGE = 50_000_000  # weights; the proofs of larger networks take minutes
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -55,7 +55,7 @@ class Drawing:
     Attributes:
         title: its heading.
         svg: the element.
-        caption: what it shows.
+        caption: the text below it.
     """
 
     title: str
@@ -65,7 +65,7 @@ class Drawing:
 
 @dataclass
 class View:
-    """What is known of a run.
+    """A run on the page.
 
     Attributes:
         name: name on the page.
@@ -77,9 +77,9 @@ class View:
         log: lines of log.jsonl.
         sessions: environment of each session.
         commands: commands that repeat it.
-        statements: sentences on what is proved and what is not.
+        statements: sentences from `onelip.report.statements`.
         drawings: figures of this run.
-        missing: what could not be shown, and why.
+        missing: the missing parts, with the reasons.
         certification: radii of test images.
         attack: the attack on the first of these images.
         audit: the proved constant of each layer.
@@ -107,25 +107,15 @@ class View:
         is_sound = self.certification is not None and self.certification.mode == "sound"
         return is_sound and self.attack is not None and bool(self.attack.broken.any())
 
-    @contextmanager
-    def part(self, what: str) -> Iterator[None]:
-        """Run a part; if it fails, note what is missing."""
-        try:
-            yield
-        except Stopped:
-            raise
-        except Exception as error:
-            self.missing.append(f"{what}: {reason(error)}")
+    def part(self, what: str) -> AbstractContextManager[None]:
+        """A context for a part of the report; if it fails, the reason is added to `missing`."""
+        return noted_errors(lambda why: self.missing.append(f"{what}: {why}"))
 
     def draw(self, title: str, caption: str, make: "Callable[[], Figure]") -> None:
         """Add a figure."""
         with self.part(title):
-            self.drawings.append(draw(self.name, title, caption, make))
-
-
-def draw(key: str, title: str, caption: str, make: "Callable[[], Figure]") -> Drawing:
-    """Draw a figure for the page."""
-    return Drawing(title, to_svg(make(), f"{title}. {caption}", f"{key} {title}"), caption)
+            svg = to_svg(make(), f"{title}. {caption}", f"{self.name} {title}")
+            self.drawings.append(Drawing(title, svg, caption))
 
 
 def read_run(path: Path, name: str, row: Row | None = None) -> View:
@@ -198,7 +188,9 @@ def _results(view: View, run: RunDirectory) -> None:
         view.row |= {"status": "failed", "why": f"no results yet; to finish the run: {run.resume_command}"}
 
 
-def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
+def examine(
+    view: View, path: Path, *, data_root: Path | None, seconds: float, attack_images: int, progress: Progress
+) -> None:
     """Load the network of a run, certify and attack its test images, and draw the results.
 
     Args:
@@ -208,15 +200,17 @@ def examine(view: View, path: Path, *, data_root: Path | None, seconds: float, a
         seconds: time for each part: proofs, singular values, certifying images, the attack. Layers and images that do
             not fit are left out; a proof or an attack without any result after it (at least a minute) is given up.
         attack_images: number of images to attack.
-        say: called with a line of text from time to time.
+        progress: called with a line of text from time to time.
     """
     with view.part("network"):
-        say("loading the network")
-        _examine(view, load_run(path), data_root, seconds, attack_images, say)
+        progress("loading the network")
+        _examine(view, load_run(path), data_root, seconds, attack_images, progress)
     view.statements = statements(view)
 
 
-def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float, attack_images: int, say: Say) -> None:
+def _examine(
+    view: View, run: LoadedRun, data_root: Path | None, seconds: float, attack_images: int, progress: Progress
+) -> None:
     if not run.is_finished:
         view.missing.append("final weights: the network is that of the last checkpoint")
     method, count = resolve_method(run.config.recipe), sum(p.numel() for p in run.plain.parameters())
@@ -230,20 +224,20 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
         data = load_run_data(run.config, data_root)
         images, labels = data.test_images, data.test_labels
     with view.part("proved constants"):
-        say("proving the constant of each layer")
-        limit, seldom = _Limit(seconds, "onelip audit RUN"), _seldom(say)
+        progress("proving the constant of each layer")
+        limit, seldom = _Limit(seconds, "onelip audit RUN"), _seldom(progress)
 
-        def progress(line: str) -> None:
+        def watch(line: str) -> None:
             limit.check()
             seldom(line)
 
         effort = "quick" if count > _LARGE else "normal"
-        view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=progress)
+        view.audit = audit(run.plain, to_float(images[:2]), lower=False, effort=effort, progress=watch)
         unproved = "; ".join(view.audit.unproved) or None
         view.row["constant"] = {"proved": view.audit.upper, "why": unproved}
     if "singular_values" not in view.row:
         with view.part("singular values"):
-            say("computing singular values")
+            progress("computing singular values")
             fast = _fast_form(run)
             found = spectrum_of_network(fast, to_float(images[:1]), seconds)
             view.row["singular_values"] = found
@@ -253,15 +247,15 @@ def _examine(view: View, run: LoadedRun, data_root: Path | None, seconds: float,
                 )
     if labels is not None:
         with view.part("certified radii"):
-            view.certification, unsound = _certify(view, run, images, labels, seconds, say)
+            view.certification, unsound = _certify(view, run, images, labels, seconds, progress)
             if unsound is not None:
                 view.missing.append(f"rounding errors: not included in the radii ({unsound})")
             view.more.append(_certified_row(view))
         if view.certification is not None and attack_images:
             with view.part("attack"):
-                view.attack = _attack(run, images[:attack_images], view.certification, seconds, say)
+                view.attack = _attack(run, images[:attack_images], view.certification, seconds, progress)
                 view.more.append(_attacked_row(view))
-    say("drawing")
+    progress("drawing")
     _draw(view, run, images)
 
 
@@ -285,7 +279,7 @@ def _training_facts(view: View) -> list[str]:
     return found
 
 
-def _seldom(say: Say, seconds: float = 5.0) -> Say:
+def _seldom(progress: Progress, seconds: float = 5.0) -> Progress:
     """Pass on a line from time to time only."""
     last = time.monotonic()
 
@@ -293,13 +287,13 @@ def _seldom(say: Say, seconds: float = 5.0) -> Say:
         nonlocal last
         if time.monotonic() > last + seconds:
             last = time.monotonic()
-            say(line)
+            progress(line)
 
     return pass_on
 
 
 def _certify(
-    view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, say: Say
+    view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, progress: Progress
 ) -> tuple[Certification, str | None]:
     """The certification of the images that fit into the time; and why rounding is not included, if it is not.
 
@@ -317,7 +311,7 @@ def _certify(
 
     if weights <= _LARGE or proved is None:
         try:
-            return _joined(by_proof, images, labels, seconds, say), reasons[0]
+            return _joined(by_proof, images, labels, seconds, progress), reasons[0]
         except _OutOfTime as error:
             if proved is None:
                 raise
@@ -329,7 +323,7 @@ def _certify(
     def by_audit(_: list[Certification], part: torch.Tensor) -> Certification:
         return _certified_by(constant, compute_scores(run.plain, part))
 
-    return _joined(by_audit, images, labels, seconds, say), reasons[0]
+    return _joined(by_audit, images, labels, seconds, progress), reasons[0]
 
 
 def _joined(
@@ -337,7 +331,7 @@ def _joined(
     images: torch.Tensor,
     labels: torch.Tensor,
     seconds: float,
-    say: Say,
+    progress: Progress,
 ) -> Certification:
     """Certify as many images as fit into the time, in parts."""
     found: list[Certification] = []
@@ -345,7 +339,7 @@ def _joined(
     def part(where: slice) -> None:
         found.append(certify(found, images[where]))
 
-    count = _within(seconds, len(images), part, 50, lambda n: say(f"certifying: {n} of {len(images)} images"))
+    count = _within(seconds, len(images), part, 50, lambda n: progress(f"certifying: {n} of {len(images)} images"))
     return replace(
         found[0],
         classes=torch.cat([one.classes for one in found]),
@@ -373,7 +367,9 @@ def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
     )
 
 
-def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, say: Say) -> AttackResult:
+def _attack(
+    run: LoadedRun, images: torch.Tensor, certified: Certification, seconds: float, progress: Progress
+) -> AttackResult:
     images = images[: len(certified.classes)]
     # Sound radii are those of the float64 program.
     network = copy.deepcopy(run.plain)
@@ -386,7 +382,7 @@ def _attack(run: LoadedRun, images: torch.Tensor, certified: Certification, seco
         found.append(attack(network, images[where], certified.classes[where], radii=radii, clip=True))
         limited.remove()  # further parts are as long as the time that is left
 
-    count = _within(seconds, len(images), part, 4, lambda n: say(f"attacking: {n} of {len(images)} images"))
+    count = _within(seconds, len(images), part, 4, lambda n: progress(f"attacking: {n} of {len(images)} images"))
     return AttackResult(
         images=images[:count],
         classes=certified.classes[:count],
@@ -422,7 +418,9 @@ class _Limit:
             )
 
 
-def _within(seconds: float, total: int, work: Callable[[slice], None], first: int, say: Callable[[int], None]) -> int:
+def _within(
+    seconds: float, total: int, work: Callable[[slice], None], first: int, report: Callable[[int], None]
+) -> int:
     """Work on growing parts until all is done, or the next part may not fit into the time; returns how much is done.
 
     Examples:
@@ -439,7 +437,7 @@ def _within(seconds: float, total: int, work: Callable[[slice], None], first: in
         now = time.monotonic()
         size = min(2 * size, int(size * max(0.0, end - now) / max(now - start, 1e-9)))
         done = stop
-        say(done)
+        report(done)
     return done
 
 
@@ -507,8 +505,3 @@ def _draw(view: View, run: LoadedRun, images: torch.Tensor) -> None:
 
 def _radii() -> str:
     return ", ".join(radius_name(radius) for radius in PAPER_RADII)
-
-
-def is_comparison(path: Path) -> bool:
-    """Whether a directory is that of `onelip compare`."""
-    return (path / "comparison.json").is_file()

@@ -1,24 +1,21 @@
 """The page: one HTML file about one or several runs, or about a comparison of methods, that loads nothing else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
 from onelip import plots
 from onelip._version import __version__
 from onelip.certification.margins import PAPER_RADII, radius_name
-from onelip.core.errors import PathTaken, RecipeError, reason
+from onelip.core.errors import PathTaken, RecipeError
 from onelip.core.files import read_json, write_whole
 from onelip.core.paper import paper
 from onelip.plots.canvas import PALETTE
-from onelip.report.gather import Drawing, Say, View, draw, examine, is_comparison, read_run
+from onelip.report.gather import Progress, View, examine, read_run
 from onelip.report.table import Row, columns
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LARGEST = 1_900_000  # bytes of figures on a page
 _OVERLAID = 8  # runs in one figure
@@ -31,7 +28,7 @@ class Written(NamedTuple):
     """The result of `write_report`."""
 
     missing: list[str]
-    """What is missing on the page: a line for each part."""
+    """A line for each part that is missing on the page."""
     broken: list[str]
     """Runs in which the attack changed a certified decision, so that the certificate is wrong."""
 
@@ -44,11 +41,11 @@ def write_report(
     seconds: float = 120.0,
     attack_images: int = 64,
     force: bool = False,
-    say: Say = lambda line: None,
+    progress: Progress = lambda line: None,
 ) -> Written:
     """Write a report of one or several runs as an HTML page that loads nothing else.
 
-    Test images are certified and the first of them attacked. A part that fails is left out, and the page states what is
+    Test images are certified and the first of them attacked. A part that fails is left out, and the page lists it as
     missing.
 
     Args:
@@ -57,13 +54,13 @@ def write_report(
         data_root: directory of named data sets; by default that of each run.
         seconds: time for each part of a run: proofs, singular values, certifying images, the attack. Layers and images
             that do not fit are left out; a proof or an attack without any result after it (at least a minute) is given
-            up. The page states what is missing.
+            up. The page lists the missing parts.
         attack_images: number of images of each run to attack; 0 for no attack.
         force: replace an existing report.
-        say: called with a line of text from time to time.
+        progress: called with a line of text from time to time.
 
     Returns:
-        What is missing on the page, and whether the attack refuted a certificate.
+        The parts that are missing on the page, and the runs whose certificates the attack refuted.
 
     Raises:
         NoRun: if a directory contains no run.
@@ -80,7 +77,7 @@ def write_report(
     check_out(out, force)
     given = [Path(path) for path in paths]
     record: dict[str, Any] | None = None
-    if len(given) == 1 and is_comparison(given[0]):
+    if len(given) == 1 and (given[0] / "comparison.json").is_file():
         record = _read_comparison(given[0])
         runs = [given[0] / row["run"] for row in record["rows"]]
         views = _comparison_views(record, given[0])
@@ -89,12 +86,12 @@ def write_report(
     for number, (path, view) in enumerate(zip(runs, views, strict=True), start=1):
         title = f"[{number}/{len(runs)}] {view.name}"
 
-        def tell(line: str, title: str = title) -> None:
-            say(f"{title}: {line}")
+        def show(line: str, title: str = title) -> None:
+            progress(f"{title}: {line}")
 
         if view.row["status"] == "done" or record is None:
-            examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, say=tell)
-    say("writing the page")
+            examine(view, path, data_root=root, seconds=seconds, attack_images=attack_images, progress=show)
+    progress("writing the page")
     write_whole(out, _render(views, record).encode())
     return Written(
         missing=[f"{view.name}: {line}" for view in views for line in view.missing],
@@ -145,7 +142,7 @@ def _comparison_views(record: dict[str, Any], directory: Path | None) -> list[Vi
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as it takes to tell them apart."""
+    """The last part of each path, or as many parts as it takes to log_run them apart."""
     whole = [path.resolve().parts for path in paths]
     if len(set(whole)) < len(whole):
         raise RecipeError("a run is given twice")
@@ -172,8 +169,8 @@ def _render(views: list[View], record: dict[str, Any] | None) -> str:
     meanings: dict[str, list[str]] = {}
     for column in shown:
         meanings.setdefault(column.meaning, []).append(column.title)
-    shared, missing = _shared_drawings(views, split)
-    _fit(views, sum(len(drawing.svg) for drawing in shared))
+    shared = _shared(views, split)
+    _fit(views, sum(len(drawing.svg) for drawing in shared.drawings))
     return template.render(
         palette=PALETTE,
         title=_title(views, record),
@@ -184,8 +181,8 @@ def _render(views: list[View], record: dict[str, Any] | None) -> str:
         columns=shown,
         meanings={", ".join(titles): meaning for meaning, titles in meanings.items()},
         unproved=[row for row in rows if row.get("constant") and row["constant"].get("why")],
-        shared=shared,
-        missing=missing,
+        shared=shared.drawings,
+        missing=shared.missing,
         cards=_cards(views[0], split) if len(views) == 1 else [],
         version=__version__,
     )
@@ -237,17 +234,9 @@ def _cards(view: View, split: str) -> list[tuple[str, str]]:
     return cards
 
 
-def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list[str]]:
-    """Figures of all runs together, and what is missing. Of many runs, those with the largest CRA are overlaid."""
-    drawings: list[Drawing] = []
-    missing: list[str] = []
-
-    def add(title: str, caption: str, make: "Callable[[], Figure]") -> None:
-        try:
-            drawings.append(draw("page", title, caption, make))
-        except Exception as error:  # the others are still drawn
-            missing.append(f"{title}: {reason(error)}")
-
+def _shared(views: list[View], split: str) -> View:
+    """Figures of all runs together, and the missing ones. Of many runs, those with the largest CRA are overlaid."""
+    page = View("page", {})
     done = {view.name: view for view in views if view.row["status"] == "done"}
     results = {name: part for name, view in done.items() if (part := (view.row.get("results") or {}).get(split))}
     best = sorted(done, key=lambda name: -_first_cra(results.get(name)))[:_OVERLAID]
@@ -261,7 +250,7 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
         for name, shares in paper_results(view.data, str(view.recipe.get("model"))).items()
     }
     if certified:
-        add(
+        page.draw(
             "Certified accuracy by radius",
             "A lower bound of the accuracy under every change of that norm. The true robust accuracy is between it and "
             f"the accuracy under the attack.{some}",
@@ -270,13 +259,13 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
     logs = {name: view.log for name, view in few.items() if view.log}
     if any(len(log) > 1 for log in logs.values()):  # a single epoch is no curve; the table has its numbers
         single = next(iter(logs.values())) if len(logs) == 1 else None
-        add(
+        page.draw(
             "Training",
             f"Loss, accuracy and certified robust accuracy (CRA) after each epoch.{some}",
             lambda: plots.training_curves(logs if single is None else single),
         )
     if len(results) > 1:
-        add(
+        page.draw(
             "Accuracy and certified robust accuracy",
             f"Accuracy and CRA on the {split} images, by radius.",
             lambda: plots.accuracies(results),
@@ -286,13 +275,13 @@ def _shared_drawings(views: list[View], split: str) -> tuple[list[Drawing], list
     }
     if len(spectra) > 1:
         ways = ", ".join(sorted({layer["how"] for found in spectra.values() for layer in found["layers"]}))
-        add(
+        page.draw(
             "Singular values of the layers",
             "The distribution of the singular values s of the layers. An isometry has all of them at 1, the dashed "
             f"line. Each layer has the same weight. Computed in float64, not proved, by: {ways}.",
             lambda: plots.spectra(spectra),
         )
-    return drawings, missing
+    return page
 
 
 def _first_cra(results: dict[str, Any] | None) -> float:

@@ -1,4 +1,4 @@
-"""What is proved of a run and what is not, in four sentences for a person who has to decide."""
+"""Four sentences about a run for its user: the proved constant, the certified images, the limits, and the attack."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,15 @@ if TYPE_CHECKING:
     from onelip.report.gather import View
 
 _NEAR, _FAR = PAPER_RADII[0], PAPER_RADII[-1]
+_LIMITS = (
+    "Not proved: that the class of a new image is right; and nothing is stated about changes beyond the radius of an "
+    "image, such as a rotation or another camera."
+)
 
 
 def statements(view: "View") -> list[str]:
     """Four sentences: the constant, the certified images, the limits of the proof, and the attack."""
-    return [_constant(view), _certified(view), _limits(), _attack(view)]
+    return [_constant(view), _certified(view), _LIMITS, _attack(view)]
 
 
 def _constant(view: "View") -> str:
@@ -49,13 +53,6 @@ def _certified(view: "View") -> str:
     return (
         f"Proved: of {count} test images, {near:.1f} % are classified correctly and stay so under every change of a "
         f"norm up to {radius_name(_NEAR)}, and {far:.1f} % up to {radius_name(_FAR)}."
-    )
-
-
-def _limits() -> str:
-    return (
-        "Not proved: that the class of a new image is right; and nothing is stated about changes beyond the radius of "
-        "an image, such as a rotation or another camera."
     )
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from onelip.core.rounding import rounded_up
-from onelip.training.display import simple_table
+from onelip.training.display import text_table
 
 Row = dict[str, Any]
 
-# What accuracies rest on; the first three are the modes of `onelip.training.evaluation`.
+# The basis of an accuracy; the first three are the modes of `onelip.training.evaluation`.
 _BASES = ("method", "weights", "pairs", "sound", "attack", "paper")
 
 
@@ -89,13 +89,11 @@ def columns(rows: Sequence[Row], split: str = "test") -> list[Column]:
 
 def terminal_table(title: str, name: str, rows: Sequence[Row], shown: Sequence[Column]) -> Table:
     """A table for the terminal; a failed row has no numbers."""
-    table = simple_table(title)
-    table.add_column(name, no_wrap=True)
-    for column in shown:
-        table.add_column(column.title, justify="right", min_width=max(map(len, column.title.split())))
-    for row in rows:
-        cells = [column.text(row) for column in shown]
-        table.add_row(row["name"], *(cells if row["status"] == "done" else ["failed", *cells[1:]]))
+    lines = [[row["name"], *(column.text(row) for column in shown)] for row in rows]
+    for row, line in zip(rows, lines, strict=True):
+        line[1] = line[1] if row["status"] == "done" else "failed"
+    table = text_table(title, [name, *(column.title for column in shown)], lines)
+    table.columns[0].no_wrap = True
     return table
 
 

@@ -1,7 +1,7 @@
 """The tables and figures of the paper: their runs, and a table of the paper's numbers beside those of the runs.
 
     found = reproduce("table-5", "runs/reproduce", budget="10m", data_root="data")
-    print(found.tables[0].to_markdown())
+    print(found.table.to_markdown())
 
 Names are loaded on first use, so that the list of experiments does not import torch.
 """

@@ -15,6 +15,7 @@ from onelip.core.files import locked, read_json, write_json
 from onelip.data import ImageData
 from onelip.models.registry import model_options
 from onelip.reproduce.experiments import Experiment, Row, Style, narrower
+from onelip.reproduce.text import TextTable
 from onelip.training.budget import fit_to_budget, measure_cost
 from onelip.training.display import Display
 from onelip.training.distributed import Process, use_threads
@@ -60,60 +61,103 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of a plan.
+class Planner:
+    """Decides the recipes of the runs of a table in a directory, and estimates their time.
 
     Attributes:
-        name: name of its directory.
-        row: a row of the table that it is for.
-        recipe: its recipe.
-    """
-
-    name: str
-    row: Row
-    recipe: Recipe
-
-
-def plan_jobs(
-    experiment: Experiment, out: Path, data: ImageData, options: Options, process: Process, display: Display
-) -> tuple[list[Job], dict[str, str]]:
-    """Decide the recipes of the runs of a table; those that are in plan.json are kept.
-
-    Args:
         experiment: the table or figure.
         out: directory of the runs.
         data: the images.
         options: choices of the user.
         process: this process among several; the first one reads and writes the plan.
         display: shows what is measured.
-
-    Returns:
-        The runs, and the reasons why others cannot be run, by their names.
-
-    Raises:
-        RecipeError: if the directory has runs of other options, or contains something else.
-        RunError: if another process has been planning for ten minutes.
     """
-    with ExitStack() as opened:
-        process.run_on_all(_lock, opened, out, process)
-        kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, out, options))
-        jobs, refused = [], {}
-        too_small: dict[str | None, str] = {}  # networks for which the budget is too small: measured once
-        for row in experiment.trained:
-            name, network = row.run_name(experiment.data), row.network or row.model
-            if name not in kept and network not in too_small:
-                try:
-                    kept[name] = _new_recipe(experiment, row, kept, data, options, process, display)
-                except (RecipeError, OtherProcessFailed) as error:
-                    too_small[network] = reason(error)
-            if name not in kept:
-                refused[name] = too_small[network]
-                display.print(f"{name}: FAILED: {refused[name]}")
-                continue
-            machine = {key: getattr(options, key) for key in ("device", "threads")}
-            jobs.append(Job(name, row, kept[name].replace(**machine)))
-        process.run_on_all(_write, out, options, kept, process)
-    return list({job.name: job for job in jobs}.values()), refused
+
+    experiment: Experiment
+    out: Path
+    data: ImageData
+    options: Options
+    process: Process
+    display: Display
+
+    def runs(self) -> tuple[dict[str, Recipe], dict[str, str]]:
+        """The recipes of the runs by their names, and the reasons why other runs are impossible, by their names.
+
+        Recipes that are in plan.json are kept; new ones are added to it.
+
+        Raises:
+            RecipeError: if the directory has runs of other options, or contains something else.
+            RunError: if another process has been planning for ten minutes.
+        """
+        options, process = self.options, self.process
+        with ExitStack() as opened:
+            process.run_on_all(_lock, opened, self.out, process)
+            kept: dict[str, Recipe] = process.broadcast(process.run_on_all(_read_kept, self.out, options))
+            runs, refused = {}, {}
+            too_small: dict[str | None, str] = {}  # networks for which the budget is too small: measured once
+            for row in self.experiment.trained:
+                name, network = row.run_name(self.experiment.data), row.network or row.model
+                if name not in kept and network not in too_small:
+                    try:
+                        kept[name] = self._new_recipe(row, kept)
+                    except (RecipeError, OtherProcessFailed) as error:
+                        too_small[network] = reason(error)
+                if name in kept:
+                    runs[name] = kept[name].replace(device=options.device, threads=options.threads)
+                else:
+                    refused[name] = too_small[network]
+                    self.display.print(f"{name}: FAILED: {refused[name]}")
+            process.run_on_all(_write, self.out, options, kept, process)
+        return runs, refused
+
+    def _new_recipe(self, row: Row, kept: dict[str, Recipe]) -> Recipe:
+        options, budget = self.options, self.options.budget
+        wanted = row.recipe(self.experiment.data, options.style)
+        wanted = wanted.replace(
+            model_options=narrower(model_options(wanted.model), options.width),
+            seed=options.seed,
+            device=options.device,
+            threads=options.threads,
+        )
+        if budget is None:
+            return wanted
+        if budget.epochs is not None:
+            return wanted.replace(epochs=budget.epochs)
+        assert budget.seconds is not None
+        same = next((kin for kin in kept.values() if (kin.model, kin.data) == (wanted.model, wanted.data)), None)
+        if same is None:
+            self.display.print(f"measuring {wanted.model}: width and epochs that fit into {budget.text}")
+            same = _fitted(wanted, budget.seconds, self.data, self.process)
+        return wanted.replace(**{name: getattr(same, name) for name in _SCALED})
+
+    def table(self, runs: dict[str, Recipe]) -> TextTable:
+        """A table of runs: network, epochs, estimated time from now on, and state."""
+        measured: dict[Recipe, float] = {}
+        lines, total = [], 0.0
+        for name, recipe in runs.items():
+            state = self.process.broadcast(state_of(RunDirectory(self.out / name)))
+            seconds = 0.0 if state == "finished" else self._seconds(recipe, measured)
+            network = " ".join((recipe.model, *recipe.model_options))
+            lines.append((name, network, f"{recipe.epochs * recipe.epoch_part:.3g}", format_seconds(seconds), state))
+            total += seconds
+        time = (
+            f"All together about {format_seconds(total)} on this machine, from measured steps; Ctrl-C saves and stops."
+        )
+        notes = [time if total else "All runs are finished."]
+        heads = ("run", "network", "epochs", "time", "state")
+        return TextTable(f"{self.experiment.name}: runs in {self.out}", heads, lines, notes, 2)
+
+    def _seconds(self, recipe: Recipe, measured: dict[Recipe, float]) -> float:
+        """A budget of time, or the estimate from measured steps, which are added to `measured`."""
+        if self.options.budget is not None and self.options.budget.seconds is not None:
+            return self.options.budget.seconds
+        # Runs that differ in the loss only take the same time.
+        key = recipe.replace(offset=1.0, temperature=1.0, **{n: getattr(Recipe(), n) for n in MACHINE_FIELDS})
+        if key not in measured:
+            self.display.print(f"measuring a few steps of {recipe.model}")
+            with use_threads(recipe.threads):
+                measured[key] = measure_cost(recipe, self.data, self.process).seconds
+        return measured[key]
 
 
 def _lock(opened: ExitStack, out: Path, process: Process) -> None:
@@ -145,35 +189,6 @@ def _write(out: Path, options: Options, recipes: dict[str, Recipe], process: Pro
         write_json(out / "plan.json", {"format": FORMAT, "options": options.to_json(), "runs": runs})
 
 
-def _new_recipe(
-    experiment: Experiment,
-    row: Row,
-    kept: dict[str, Recipe],
-    data: ImageData,
-    options: Options,
-    process: Process,
-    display: Display,
-) -> Recipe:
-    wanted = row.recipe(experiment.data, options.style)
-    wanted = wanted.replace(
-        model_options=narrower(model_options(wanted.model), options.width),
-        seed=options.seed,
-        device=options.device,
-        threads=options.threads,
-    )
-    budget = options.budget
-    if budget is None:
-        return wanted
-    if budget.epochs is not None:
-        return wanted.replace(epochs=budget.epochs)
-    assert budget.seconds is not None
-    same = next((other for other in kept.values() if (other.model, other.data) == (wanted.model, wanted.data)), None)
-    if same is None:
-        display.print(f"measuring {wanted.model}: width and epochs that fit into {budget.text}")
-        same = _fitted(wanted, budget.seconds, data, process)
-    return wanted.replace(**{name: getattr(same, name) for name in _SCALED})
-
-
 def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
     """The widest network that can make some passes over the images, or the narrowest, and the epochs that fit."""
     best, refused = None, None
@@ -196,39 +211,8 @@ def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -
     return best
 
 
-def job_seconds(jobs: list[Job], options: Options, data: ImageData, process: Process, display: Display) -> list[float]:
-    """Estimated seconds of each run from its start, from measured steps; a budget of time is that time."""
-    measured: dict[Recipe, float] = {}
-    found = []
-    for job in jobs:
-        # Runs that differ in the loss only take the same time.
-        key = job.recipe.replace(offset=1.0, temperature=1.0, **{n: getattr(Recipe(), n) for n in MACHINE_FIELDS})
-        if options.budget is not None and options.budget.seconds is not None:
-            measured[key] = options.budget.seconds
-        elif key not in measured:
-            display.print(f"measuring a few steps of {job.recipe.model}")
-            with use_threads(job.recipe.threads):
-                measured[key] = measure_cost(job.recipe, data, process).seconds
-        found.append(measured[key])
-    return found
-
-
 def state_of(run: RunDirectory) -> str:
     """What there is of a run: "finished", "started" or "new"."""
     if run.results.exists():
         return "finished"
     return "started" if run.config.exists() else "new"
-
-
-def plan_lines(jobs: list[Job], seconds: list[float], out: Path) -> list[tuple[str, ...]]:
-    """Cells for a table of the runs: name, network, epochs, time, state."""
-    return [
-        (
-            job.name,
-            " ".join((job.recipe.model, *job.recipe.model_options)),
-            f"{job.recipe.epochs * job.recipe.epoch_part:.3g}",
-            format_seconds(time),
-            state_of(RunDirectory(out / job.name)),
-        )
-        for job, time in zip(jobs, seconds, strict=True)
-    ]

@@ -8,11 +8,11 @@ The tables come from the run directories alone. So a session can be stopped or k
 share the directory.
 """
 
+import functools
 import re
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ import torch
 
 from onelip._version import __version__
 from onelip.compare.plan import Budget
-from onelip.core.errors import RecipeError, Stopped, reason
+from onelip.core.errors import RecipeError, noted_errors
 from onelip.core.files import locked, write_json, write_whole
 from onelip.data import ImageData, load_data
 from onelip.models.registry import list_models, model_builder
 from onelip.reproduce.experiments import Experiment, Style, find_experiment
-from onelip.reproduce.plan import FORMAT, Job, Options, job_seconds, plan_jobs, plan_lines, state_of
+from onelip.reproduce.plan import FORMAT, Options, Planner, state_of
 from onelip.reproduce.tables import (
     draw_figure,
     figure_table,
@@ -39,8 +39,7 @@ from onelip.reproduce.tables import (
 )
 from onelip.reproduce.text import TextTable
 from onelip.training.display import Display
-from onelip.training.distributed import Process, processes, stop_on_signals
-from onelip.training.recipe import format_seconds
+from onelip.training.distributed import processes
 from onelip.training.run_directory import RunDirectory
 from onelip.training.trainer import train_or_reuse
 
@@ -51,7 +50,6 @@ class Reproduction:
 
     Attributes:
         experiment: the table or figure.
-        out: directory of the runs and files; None if nothing was written.
         table: the table; for a figure its numbers.
         plan: the runs with their estimated time; None without runs.
         failed: reasons by the name of the run, for runs that failed in this session.
@@ -59,7 +57,6 @@ class Reproduction:
     """
 
     experiment: Experiment
-    out: Path | None
     table: TextTable
     plan: TextTable | None
     failed: dict[str, str]
@@ -130,7 +127,7 @@ def reproduce(
     if not experiment.trained:
         table = methods_table(experiment) if experiment.kind == "methods" else layers_table(experiment)
         files = _write_files(Path(out), experiment, table, {}, command) if str(out) else []
-        return Reproduction(experiment, Path(out) if files else None, table, None, {}, files)
+        return Reproduction(experiment, table, None, {}, files)
     chosen: Style = style or ("paper" if budget is None else "fast")
     options = Options(
         None if budget is None else Budget.parse(budget), chosen, seed=seed, device=device, threads=threads
@@ -145,25 +142,23 @@ def reproduce(
     shown = display or Display(None)
     with processes(device) as process:
         shown = shown if process.is_first else Display(None)
-        jobs, failed = plan_jobs(experiment, out, data, options, process, shown)
-        jobs = [job for index, job in enumerate(jobs) if index % count == number - 1]
-        plan = _plan_table(experiment, jobs, out, data, options, process, shown)
+        planner = Planner(experiment, out, data, options, process, shown)
+        runs, failed = planner.runs()
+        runs = dict(list(runs.items())[number - 1 :: count])
+        plan = planner.table(runs)
         shown.print_table(plan.to_rich(), *plan.notes)
-        for index, job in enumerate(() if plan_only else jobs, start=1):
-            title = f"[{index}/{len(jobs)}] {job.name}"
-            shown.print(f"{title}: {state_of(RunDirectory(out / job.name))}")
-            try:
-                with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
-                    train_or_reuse(job.recipe, out / job.name, data=data, data_root=data_root, display=shown, stop=stop)
-            except Stopped:
-                raise
-            except Exception as error:  # the next run follows
-                failed[job.name] = reason(error)
-                shown.print(f"{title}: FAILED: {failed[job.name]}")
+        settings: dict[str, Any] = {"data": data, "data_root": data_root, "handle_signals": handle_signals}
+        for index, (run, recipe) in enumerate(runs.items() if not plan_only else (), start=1):
+            title = f"[{index}/{len(runs)}] {run}"
+            shown.print(f"{title}: {state_of(RunDirectory(out / run))}")
+            with noted_errors(functools.partial(failed.__setitem__, run)):  # the next run follows
+                train_or_reuse(recipe, out / run, display=shown, **settings)
+            if run in failed:
+                shown.print(f"{title}: FAILED: {failed[run]}")
         is_first = process.is_first
     table, content, panels = _table(experiment, out, failed)
     files = _write_files(out, experiment, table, content, command, panels, shown) if is_first else []
-    return Reproduction(experiment, out, table, plan, failed, files)
+    return Reproduction(experiment, table, plan, failed, files)
 
 
 def parse_part(only: str | None) -> tuple[int, int]:
@@ -179,31 +174,6 @@ def parse_part(only: str | None) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise RecipeError(f"expected --only N/M with N from 1 to M, such as 2/5, got {only!r}")
     return int(match[1]), int(match[2])
-
-
-def _plan_table(
-    experiment: Experiment,
-    jobs: list[Job],
-    out: Path,
-    data: ImageData,
-    options: Options,
-    process: Process,
-    display: Display,
-) -> TextTable:
-    states = [process.broadcast(state_of(RunDirectory(out / job.name))) for job in jobs]
-    open_jobs = [job for job, state in zip(jobs, states, strict=True) if state != "finished"]
-    open_seconds = dict(
-        zip((job.name for job in open_jobs), job_seconds(open_jobs, options, data, process, display), strict=True)
-    )
-    seconds = [open_seconds.get(job.name, 0.0) for job in jobs]
-    total = sum(seconds)
-    notes = [
-        f"All together about {format_seconds(total)} on this machine, from measured steps; Ctrl-C saves and stops."
-        if total
-        else "All runs are finished."
-    ]
-    heads = ("run", "network", "epochs", "time", "state")
-    return TextTable(f"{experiment.name}: runs in {out}", heads, plan_lines(jobs, seconds, out), notes, 2)
 
 
 def _table(

@@ -1,6 +1,7 @@
 """The tables and figures of a reproduction: the paper's numbers, ours and the difference, from the run directories."""
 
 import io
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,11 @@ from torch import Tensor, nn
 
 from onelip.core.errors import RunError, reason
 from onelip.core.files import read_json, write_whole
-from onelip.core.geometry import LINEAR_LAYERS
 from onelip.methods.describe import FOOTNOTES, supported_layers
 from onelip.methods.registry import METHODS
 from onelip.models.registry import create_model
 from onelip.nn import MaxMin
-from onelip.plots.pictures import crop_of_layer, draw_crops
+from onelip.plots.pictures import crop_of_layer, described_layer, draw_crops, linear_layers
 from onelip.reproduce.experiments import Experiment, Row, columns, differences
 from onelip.reproduce.text import TextTable
 from onelip.training.build import load_run
@@ -46,10 +46,9 @@ def _result(experiment: Experiment, row: Row, out: Path, failed: Mapping[str, st
         return {**found, **nothing, "run": ELSEWHERE, "label": "from the literature, as the paper cites it"}
     name = row.run_name(experiment.data)
     run = RunDirectory(out / name)
-    if name in failed:
-        return {**found, **nothing, "run": FAILED, "label": failed[name]}
-    if not run.results.exists():
-        return {**found, **nothing, "run": UNFINISHED, "label": "the run is not finished"}
+    if (missing := _missing(run, failed)) is not None:
+        return {**found, **nothing, **missing}
+    published = row.published(experiment.data)
     try:
         recipe, test = read_config(run).recipe, read_json(run.results)["test"]
         # Without a proved constant no image is certified.
@@ -57,20 +56,26 @@ def _result(experiment: Experiment, row: Row, out: Path, failed: Mapping[str, st
     except (RunError, KeyError, TypeError) as error:  # of another version, or damaged
         return {**found, **nothing, "run": FAILED, "label": reason(error)}
     ours = [100 * share for share in shares]
-    label = differences(recipe, row.published(experiment.data))
-    if test["lipschitz"] is None:
-        label = "; ".join(filter(None, (label, "no constant is proved, so nothing is certified")))
+    scaled = differences(recipe, published)
+    unproved = "no constant is proved, so nothing is certified" if test["lipschitz"] is None else ""
     return {
         **found,
         "ours": ours,
         "difference": [None if p is None else o - p for o, p in zip(ours, row.values, strict=True)],
-        "run": SCALED if differences(recipe, row.published(experiment.data)) else AS_PUBLISHED,
-        "label": label,
+        "run": SCALED if scaled else AS_PUBLISHED,
+        "label": "; ".join(filter(None, (scaled, unproved))),
         "directory": name,
         "recipe": {**recipe.to_json(), "data": experiment.data},  # no path of this machine
         "images": test["images"],
         "mode": test["mode"],
     }
+
+
+def _missing(run: RunDirectory, failed: Mapping[str, str]) -> dict[str, str] | None:
+    """State and label of a run without results; None if it is finished."""
+    if run.path.name in failed:
+        return {"run": FAILED, "label": failed[run.path.name]}
+    return None if run.results.exists() else {"run": UNFINISHED, "label": "the run is not finished"}
 
 
 def results_table(experiment: Experiment, rows: list[dict[str, Any]]) -> TextTable:
@@ -137,9 +142,7 @@ def layers_table(experiment: Experiment) -> TextTable:
     paper = [(row["layer"], row["output"], row["amount"]) for row in experiment.content["rows"]]
     ours = network_layers(experiment.content["model"])
     lines = []
-    for number in range(max(len(paper), len(ours))):
-        theirs = paper[number] if number < len(paper) else ("-", "-", 0)
-        mine = ours[number] if number < len(ours) else ("-", "-", 0)
+    for theirs, mine in itertools.zip_longest(paper, ours, fillvalue=("-", "-", 0)):
         cells = [f"{amount} × {layer}: {output}" if amount else "-" for layer, output, amount in (theirs, mine)]
         lines.append((*cells, "none" if theirs == mine else "differs"))
     note = f"Ours: onelip models {experiment.content['model']}, for images of 3 x 32 x 32 and 10 classes."
@@ -156,28 +159,16 @@ def network_layers(model: str) -> list[tuple[str, str, int]]:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):  # no memory for the weights
         network = create_model(model)
     prefix = "" if model == "standard-cnn" else "AOL "
-    found: list[tuple[str, str, int]] = []
-    for module, shape in _outputs(network):
-        if isinstance(module, MaxMin):
-            name, output, amount = found.pop()
-            found.append((f"{name}, MaxMin", output, amount))
-        else:
-            channels, *size = shape
-            found.append((f"{_layer_name(module, prefix)}", " x ".join(map(str, [*size, channels])), 1))
-            continue
-        if len(found) > 1 and found[-2][:2] == found[-1][:2]:
-            name, output, amount = found.pop()
-            found[-1] = (name, output, found[-1][2] + 1)
-    return found
-
-
-def _outputs(network: nn.Module) -> list[tuple[nn.Module, list[int]]]:
-    """The layers of a chain with the shape of their output."""
-    x, found = torch.zeros(1, 3, 32, 32, device="meta"), []
+    x, found = torch.zeros(1, 3, 32, 32, device="meta"), list[tuple[str, str]]()
     for layer in network.children():
         x = layer(x)
-        found.append((layer, list(x.shape[1:])))
-    return found
+        if isinstance(layer, MaxMin):
+            name, output = found.pop()
+            found.append((f"{name}, MaxMin", output))
+        else:
+            _, channels, *size = x.shape
+            found.append((_layer_name(layer, prefix), " x ".join(map(str, [*size, channels]))))
+    return [(*layer, len(list(equal))) for layer, equal in itertools.groupby(found)]
 
 
 def _layer_name(layer: nn.Module, prefix: str) -> str:
@@ -188,23 +179,6 @@ def _layer_name(layer: nn.Module, prefix: str) -> str:
         return f"{prefix}Conv {layer.kernel_size[0]}x{layer.kernel_size[1]}{stride}"
     names = {"ConcatenationPool2d": "Concatenation Pooling", "FirstChannels": "First Channels", "Flatten": "Flatten"}
     return names.get(type(layer).__name__, type(layer).__name__)
-
-
-def linear_layer(plain: nn.Module, number: int, shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]:
-    """The linear layer of a network with a number, counted from 1 in the order of execution, and its input size."""
-    seen: list[tuple[nn.Module, tuple[int, ...]]] = []
-
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append((module, tuple(inputs[0].shape[2:])))
-
-    handles = [m.register_forward_pre_hook(hook) for m in plain.modules() if isinstance(m, LINEAR_LAYERS)]
-    try:
-        with torch.no_grad():
-            plain(torch.zeros(1, *shape))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen[number - 1]
 
 
 # Figures: crops of J^T J of trained layers, and numbers that state how orthogonal they are.
@@ -230,33 +204,24 @@ def panels_of(experiment: Experiment, out: Path, failed: Mapping[str, str]) -> l
             if other := next((p["crop"] for p in found if p["crop"] is not None), None):
                 panel["crop"] = other._replace(matrix=torch.eye(len(other.matrix), dtype=torch.float64))
             continue
-        name = row.run_name(experiment.data)
-        if name in failed:
-            panel |= {"run": FAILED, "label": failed[name]}
-            continue
-        if not RunDirectory(out / name).results.exists():
-            panel |= {"run": UNFINISHED, "label": "the run is not finished"}
+        run = RunDirectory(out / row.run_name(experiment.data))
+        if (missing := _missing(run, failed)) is not None:
+            panel |= missing
             continue
         try:
-            loaded = load_run(out / name)
-            layer, size = linear_layer(loaded.plain.cpu(), row.layer, loaded.config.shape)
-            label = differences(loaded.config.recipe, row.published(experiment.data))
-            assert isinstance(layer, nn.Conv2d)
+            loaded = load_run(run.path)
+            layer, size = list(linear_layers(loaded).values())[row.layer - 1]
+            scaled = differences(loaded.config.recipe, row.published(experiment.data))
+            where = f"layer {row.layer}, {described_layer(layer)}, on {' x '.join(map(str, size))} pixels"
             panel |= {
-                "run": SCALED if label else AS_PUBLISHED,
-                "label": "; ".join(filter(None, (label, f"layer {row.layer}, {_described(layer, size)}"))),
+                "run": SCALED if scaled else AS_PUBLISHED,
+                "label": "; ".join(filter(None, (scaled, where))),
                 "crop": crop_of_layer(layer, size),
                 "recipe": {**loaded.config.recipe.to_json(), "data": experiment.data},
             }
         except (RunError, ValueError) as error:  # of another version, or damaged
             panel |= {"run": FAILED, "label": reason(error)}
     return found
-
-
-def _described(layer: nn.Conv2d, size: tuple[int, ...]) -> str:
-    kernel = "x".join(map(str, layer.kernel_size))
-    shape = f"{layer.in_channels} to {layer.out_channels} channels"
-    return f"a convolution {kernel}, {shape}, on {' x '.join(map(str, size))} pixels"
 
 
 def orthogonality(crop: Tensor) -> dict[str, float]:

@@ -5,9 +5,8 @@ import io
 from dataclasses import dataclass
 
 from rich.table import Table
-from rich.text import Text
 
-from onelip.training.display import simple_table
+from onelip.training.display import text_table
 
 # CommonMark and LaTeX read these characters as markup.
 _MARKDOWN = {character: f"\\{character}" for character in "\\|*_`<[]~"}
@@ -56,14 +55,11 @@ class TextTable:
 
     def to_rich(self) -> Table:
         """The table for a terminal; a cell that repeats the one above it in the first column is empty."""
-        table = simple_table(self.title)
-        for number, head in enumerate(self.heads):
-            table.add_column(head, justify="left" if number < self.left else "right", overflow="fold")
-        before = ""
+        before, rows = "", []
         for first, *rest in self.rows:
-            table.add_row(Text("" if first == before else first), *map(Text, rest))
+            rows.append(("" if first == before else first, *rest))
             before = first
-        return table
+        return text_table(self.title, self.heads, rows, self.left)
 
     def to_markdown(self) -> str:
         """The table as Markdown, with its title and notes."""

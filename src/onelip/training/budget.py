@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
-from onelip.data import ImageData, validation_split
-from onelip.training.build import build_model
+from onelip.data import ImageData
+from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
@@ -184,8 +184,8 @@ _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower 
 def fit_to_budget(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
     """The recipe with as many epochs as fit into a budget on this machine.
 
-    Some steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are run with other
-    networks of the recipe and timed; nothing of them is kept. The faster choices are taken.
+    A few steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are timed with trial
+    networks, which are discarded. The faster choices are taken.
 
     Args:
         recipe: everything but the number of epochs.
@@ -223,7 +223,7 @@ class Cost:
 
 
 def measure_cost(recipe: Recipe, data: ImageData, process: Process) -> Cost:
-    """Estimate the time of a recipe from some steps and one evaluation with another network; nothing is kept.
+    """Estimate the time of a recipe from a few steps and one evaluation of a trial network, which is discarded.
 
     Args:
         recipe: the recipe.
@@ -237,21 +237,17 @@ def measure_cost(recipe: Recipe, data: ImageData, process: Process) -> Cost:
 
 
 def measure_cost_here(recipe: Recipe, data: ImageData, process: Process, most: int = 20) -> Cost:
-    """`measure_cost` for this process only, from at most some steps."""
+    """`measure_cost` for this process only, from at most `most` steps."""
     return Cost(
         seconds_per_step(recipe, data, process, most),
         seconds_per_evaluation(recipe, data, process),
-        recipe.epochs * -(-round(_images(recipe, data) * recipe.epoch_part) // recipe.batch_size),
+        recipe.epochs * -(-round(len(split_data(recipe, data).train_images) * recipe.epoch_part) // recipe.batch_size),
         -(-recipe.epochs // recipe.evaluate_every) + 1,  # one more for the results
     )
 
 
-def _images(recipe: Recipe, data: ImageData) -> int:
-    return len((validation_split(data, recipe.validation) if recipe.validation else data).train_images)
-
-
 def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
-    images = _images(recipe, data)
+    images = len(split_data(recipe, data).train_images)
     if recipe.batch_size == recipe_for_budget(seconds).batch_size:
         # Few images: at least 20 steps per epoch. The rate goes with the root of the batch size, as noise does.
         need, free = require_memory(recipe.replace(batch_size=20), data.num_classes, data.shape, process)
@@ -302,15 +298,15 @@ def _fit_epochs(recipe: Recipe, seconds: float, data: ImageData, process: Proces
 
 
 def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: int = 20) -> float:
-    """Seconds of a step with its batch, the median of some; nothing of them is kept.
+    """Median time in seconds of a few steps, each with its batch; the trained network is discarded.
 
     Args:
         recipe: the recipe.
         data: training and test images.
-        process: this process among several, whose part of a batch is used.
-        most: number of steps at most.
+        process: this process among several; it uses its own part of each batch.
+        most: largest number of steps.
     """
-    used = validation_split(data, recipe.validation) if recipe.validation else data
+    used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
     learner = Learner(recipe, model, Process(process.device))
     learner.objective.check(data.shape)
@@ -331,8 +327,8 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
 
 
 def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) -> float:
-    """Seconds of an evaluation, from a part of the images; arguments as above."""
-    used = validation_split(data, recipe.validation) if recipe.validation else data
+    """Estimated time in seconds of an evaluation, measured on at most 2000 images."""
+    used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
     start = time.monotonic()
     plain = bake(model, expand=False)
@@ -360,7 +356,7 @@ def describe_run(
         budget: seconds of the run; None to time three steps and a part of an evaluation.
         other_threads: number of threads that was measured to be slower; 0 if there was no choice.
     """
-    used = validation_split(data, recipe.validation) if recipe.validation else data
+    used = split_data(recipe, data)
     channels, height, width = data.shape
     held = f", {len(used.test_labels):,} validation" if recipe.validation else ""
     steps = recipe.epochs * len(make_batches(recipe, used, process, torch.Generator()))

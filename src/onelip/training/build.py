@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.plugins import defining_modules, import_modules
-from onelip.data import DataError, DataNotFound, ImageData, load_data, load_images
+from onelip.data import DataError, DataNotFound, ImageData, NewImages, load_data, load_images, validation_split
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
@@ -84,11 +83,11 @@ def _unknown_option(recipe: Recipe) -> str | None:
     owners = [("model_options", recipe.model, of_model)]
     if (method := resolve_method(recipe)) is not None:
         owners.append(("method_options", method.name, [option.name for option in options_of_method(method)]))
-    for name, owner, names in owners:
-        for option in parse_options(getattr(recipe, name)):
+    for kind, owner, names in owners:
+        for option in parse_options(getattr(recipe, kind)):
             if option not in names:
                 known = ", ".join(names)
-                return f"{owner} has no option {option!r}; its {name}: {known}{did_you_mean(option, names)}"
+                return f"{owner} has no option {option!r}; its {kind}: {known}{did_you_mean(option, names)}"
     return None
 
 
@@ -130,6 +129,7 @@ class LoadedRun:
     plain: nn.Module
     is_finished: bool
     _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _proofs: list[Proof] = field(default_factory=list, init=False, repr=False, compare=False)  # the last of `predict`
 
     @cached_property
     def model(self) -> nn.Module:
@@ -191,33 +191,21 @@ class LoadedRun:
                 for found in run.predict(["a.png", "photos/"]):
                     print(found.image, found.class_name, found.radius)
         """
-        named: dict[str, Any] = {}
         if not isinstance(images, Tensor):
             resize = resize or self.config.recipe.resize_to is not None
             new = load_images(images, self.config.shape, resize=resize, skip_bad=skip_bad)
-            images, named = new.images, {"names": new.names, "changes": new.changes, "skipped": new.skipped}
-        elif images.shape[1:] != self.config.shape:
+        elif images.shape[1:] == self.config.shape:
+            new = NewImages(images, tuple(map(str, range(len(images)))), (None,) * len(images))
+        else:
             raise DataError(
                 f"expected images of shape (N, {', '.join(map(str, self.config.shape))}), got {tuple(images.shape)}"
             )
-        found = predict(
-            self.plain,
-            images,
-            self.config.class_names,
-            mode=mode,
-            proof=self._proofs[0] if self._proofs else None,
-            batch_size=batch_size,
-            progress=progress,
-            **named,
-        )
-        if found.mode == "sound":
-            self._proofs[:] = [proof for proof in [found.certification.proof] if proof is not None]
+        proof = self._proofs[0] if self._proofs else None
+        names = self.config.class_names
+        found = predict(self.plain, new, names, mode=mode, proof=proof, batch_size=batch_size, progress=progress)
+        if found.mode == "sound" and found.certification.proof is not None:
+            self._proofs[:] = [found.certification.proof]
         return found
-
-    @cached_property
-    def _proofs(self) -> list[Proof]:
-        """The last proof of `predict`, if any."""
-        return []
 
 
 def save_weights(run: RunDirectory, model: nn.Module, plain: nn.Module) -> None:
@@ -325,13 +313,18 @@ def _fill(model: nn.Module, path: Path, format: str) -> None:
     model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()), assign=True)
 
 
+def split_data(recipe: Recipe, data: ImageData) -> ImageData:
+    """The data that a run trains and evaluates on; with `recipe.validation` a part is held out as test images."""
+    return validation_split(data, recipe.validation) if recipe.validation else data
+
+
 def load_run_data(config: RunConfig, root: str | Path | None = None, advice: str = "") -> ImageData:
     """Load the data of a run.
 
     Args:
         config: configuration of the run.
         root: directory of named data sets; by default that of the run.
-        advice: what to do if the data of the run have changed.
+        advice: ending of the error message if the data of the run have changed.
 
     Raises:
         RunError: if the data are missing, or not those of the run.

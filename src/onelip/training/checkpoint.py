@@ -173,13 +173,8 @@ def _optimizer_state(
 def _read_facts(path: Path, facts: Mapping[str, str]) -> tuple[Position, dict[str, Any]]:
     try:
         content = json.loads(facts["position"])
-        position = Position(
-            epoch=int(content["epoch"]),
-            batch=int(content["batch"]),
-            loss_sum=float(content["loss_sum"]),
-            images=int(content["images"]),
-            seconds=float(content["seconds"]),
-        )
+        # Each value has the type of its default: int or float.
+        position = Position(**{name: type(value)(content[name]) for name, value in asdict(Position()).items()})
         return position, dict(json.loads(facts["optimizer"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the header has no valid position; the file is damaged") from error
@@ -210,16 +205,25 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: dict[str, st
         Diverged: if a number is not finite, so that such a state never replaces a good one.
         CheckpointError: if the file cannot be written.
     """
-    for name, tensor in tensors.items():
-        if not _is_finite(tensor):
-            raise Diverged(f"NaN or infinity in {name!r}")
-    # The format has no shared memory and no strides, so each tensor is copied.
-    own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    if (name := not_finite(tensors)) is not None:
+        raise Diverged(f"NaN or infinity in {name!r}")
     try:
-        write_whole(path, save(own, facts))
+        write_whole(path, tensor_bytes(tensors, facts))
     except RunError as error:
         kept = "the last good one is kept" if path.exists() else "nothing was saved before"
         raise CheckpointError(f"{error}; {kept}") from error
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], facts: dict[str, str]) -> bytes:
+    """Return the content of a tensor file."""
+    # The format has no shared memory and no strides, so each tensor is copied.
+    own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    return save(own, facts)
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a NaN or an infinity; None if there is none."""
+    return next((n for n, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())), None)
 
 
 def read_header(path: Path, format: str) -> Header:
@@ -276,18 +280,13 @@ def read_tensors(
             )
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in header.tensors}
-    for name, tensor in tensors.items():
-        if not _is_finite(tensor):
-            raise CheckpointError(f"{path}: NaN or infinity in {name!r}; the file is damaged")
+    if (damaged := not_finite(tensors)) is not None:
+        raise CheckpointError(f"{path}: NaN or infinity in {damaged!r}; the file is damaged")
     for name in settings:
         if difference := settings_difference(tensors[name], like[name]):
             layer = name.removeprefix(_MODEL).partition(".parametrizations")[0]
             raise CheckpointError(f"{path}: {layer}: {difference}")
     return tensors
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def _format_kind(kind: tuple[tuple[int, ...], str | None]) -> str:

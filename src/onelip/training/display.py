@@ -1,13 +1,14 @@
 """Console output of a run: a progress bar in a terminal, lines elsewhere, and the table of results."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 # Interval of progress lines when the output is not a terminal.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -102,9 +103,28 @@ class Display:
             self.progress = None
 
 
-def simple_table(title: str, style: str = "") -> Table:
-    """An empty table with the layout that all commands share."""
-    return Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
+def text_table(
+    title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, style: str = ""
+) -> Table:
+    """A table of text with the layout that all commands share.
+
+    Args:
+        title: line above it.
+        heads: headings; their words are not broken.
+        rows: cells.
+        left: number of columns that are text, aligned to the left; the others are numbers.
+        style: style of rich.
+    """
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), style=style)
+    for number, head in enumerate(heads):
+        widest = max(map(len, head.split()), default=0)
+        if number < left:
+            table.add_column(head, overflow="fold", min_width=widest, style=style)
+        else:
+            table.add_column(head, justify="right", no_wrap=" " not in head, min_width=widest, style=style)
+    for row in rows:
+        table.add_row(*map(Text, row))  # not parsed as markup
+    return table
 
 
 def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
@@ -115,15 +135,25 @@ def results_table(results: dict[str, Any], *, per_class: bool = False) -> Table:
         per_class: whether to add a row for each class.
     """
     title = f"{results['data']}, {results['split']} images; accuracy and CRA in %"
-    table = simple_table(title)
-    table.add_column("class" if per_class else "")
-    for name in ("images", "accuracy", *(f"CRA {radius}" for radius in results["cra"]), "mean margin", "median margin"):
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))  # do not break words
-    for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]:
-        shares = [row["accuracy"], *row["cra"].values()]
-        numbers = map(_number, (row["mean_margin"], row["median_margin"]))
-        table.add_row(row["name"], str(row["images"]), *map(_percent, shares), *numbers)
-    return table
+    shares = ["accuracy", *(f"CRA {radius}" for radius in results["cra"])]
+    heads = ["class" if per_class else "", "images", *shares, "mean margin", "median margin"]
+    rows = [
+        [
+            row["name"],
+            str(row["images"]),
+            *map(_percent, (row["accuracy"], *row["cra"].values())),
+            *map(_number, (row["mean_margin"], row["median_margin"])),
+        ]
+        for row in [*(results["per_class"] if per_class else []), {**results, "name": "all"}]
+    ]
+    return text_table(title, heads, rows)
+
+
+def constant_line(results: dict[str, Any]) -> str:
+    """The sentence on the constant of an evaluation, as returned by `Evaluation.to_json`."""
+    if results["lipschitz"] is None:
+        return "No CRA: no Lipschitz constant is proved for this network."
+    return f"CRA with the Lipschitz constant {results['lipschitz']:g}, {results['mode']}."
 
 
 def _percent(share: float | None) -> str:

@@ -286,7 +286,7 @@ def stop_on_signals(*, at_once: bool = False) -> Iterator[StopRequest]:
 
 @contextmanager
 def _watchdog(request: StopRequest) -> Iterator[None]:
-    """End the process if it goes on for a few seconds after a signal outside of a step.
+    """End the process if it is still running a few seconds after a signal outside of a step.
 
     Python handlers wait for the end of a library call, and a library can catch the exception that they raise. The C
     handler of Python writes the number of each signal to a socket at once; a thread reads it.

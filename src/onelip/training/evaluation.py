@@ -1,7 +1,7 @@
 r"""Accuracy and certified robust accuracy of a network, in real arithmetic, and the constants that they rest on.
 
 The network is baked and runs in float32, whatever training used. Its constants come from its construction: the product
-of what the methods prove of the layers for every weight. Where a method proves nothing (free or penalised weights), or
+of the bounds that the methods prove for every weight. Where a method proves nothing (free or penalised weights), or
 the baked network is not bit for bit that of the trained one, the stored weights of the baked network are bounded, layer
 by layer (`onelip.bounds`). Estimates of training are never used. Either way
 
@@ -77,8 +77,8 @@ def find_constants(
 
     Args:
         model: as in training.
-        plain: the same, baked. If it differs from `onelip.bake(model)` in any bit, which files of another computer may
-            do, then its stored weights are bounded instead.
+        plain: the same, baked. If it differs from `onelip.bake(model)` in any bit, as files of another computer may,
+            its stored weights are bounded instead.
         recipe: names the method and the loss.
         shape: of an image (channels, height, width).
         effort: how much work to spend on small bounds, where bounds are needed.
@@ -123,7 +123,7 @@ def _is_baked(plain: nn.Module, model: nn.Module) -> bool:
 
 
 def _test(constants: Constants, plain: nn.Module, shape: Sequence[int]) -> None:
-    """Try to refute constants, and those of the two largest scores at some points."""
+    """Try to refute the constants of the network, and of the difference of its two largest scores, at two points."""
     slopes = constants.slopes
     if constants.total is None or slopes is None:
         return

@@ -128,17 +128,6 @@ def check_loggers(names: Sequence[str]) -> None:
             raise RunError(f"--log {name} needs the package {name}: pip install 'onelip[{name}]'")
 
 
-def open_logger(name: str, run: RunDirectory, config: dict[str, Any]) -> Logger:
-    """Open a log of a run, or continue it.
-
-    Args:
-        name: one of `LOGGERS`.
-        run: the run, with config.json, environment.json and the lines of log.jsonl that are kept.
-        config: content of config.json.
-    """
-    return LOGGERS[name](run, config)
-
-
 def _epochs(run: RunDirectory) -> int:
     return max((line["epoch"] for line in read_log(run)), default=0)
 

@@ -1,4 +1,4 @@
-"""What a step of training minimises: the method and the loss that a recipe names."""
+"""The objective of a training step: the method and the loss of a recipe."""
 
 import copy
 import inspect

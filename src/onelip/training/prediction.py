@@ -13,6 +13,7 @@ from onelip.certification.predict import certify
 from onelip.certification.proof import Progress, Proof
 from onelip.certification.result import Certification, Mode
 from onelip.core.errors import ProofError
+from onelip.data import NewImages
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,9 @@ class Predictions(Sequence[Prediction]):
 
 def predict(
     plain: nn.Module,
-    images: Tensor,
+    new: NewImages,
     class_names: Sequence[str],
     *,
-    names: Sequence[str] | None = None,
-    changes: Sequence[str | None] | None = None,
-    skipped: Sequence[str] = (),
     mode: Mode | None = None,
     proof: Proof | None = None,
     batch_size: int = 250,
@@ -100,11 +98,8 @@ def predict(
 
     Args:
         plain: the baked network; it is not changed.
-        images: (N, C, H, W), uint8, or floats in [0, 1].
+        new: the images, uint8 or floats in [0, 1], with their names.
         class_names: name of each class.
-        names: name of each image; by default its index.
-        changes: how each image was changed.
-        skipped: messages about other images.
         mode: None for the sound mode if the network can be proved in it, else real arithmetic.
         proof: an earlier proof of this network in float64, to save time.
         batch_size: images at a time; changes speed and memory only.
@@ -113,7 +108,7 @@ def predict(
     Raises:
         ProofError: if no constant of the network is proved, or not in this mode.
     """
-    reason = None
+    images, reason = new.images, None
     if mode == "real-arithmetic":
         found = certify(plain, images, mode=mode, batch_size=batch_size, progress=progress)
     else:
@@ -127,17 +122,8 @@ def predict(
     # No two images are farther apart; a smaller radius is certified too.
     radii = found.radii.clamp(max=math.sqrt(math.prod(images.shape[1:]))).tolist()
     labels: list[int] = found.classes.tolist()
-    items = tuple(
-        Prediction(
-            image=str(index) if names is None else names[index],
-            class_name=class_names[label],
-            radius=radii[index],
-            pixels=found.pixels[index],
-            change=None if changes is None else changes[index],
-        )
-        for index, label in enumerate(labels)
-    )
-    return Predictions(items, found.mode, reason, tuple(skipped), found)
+    rows = zip(new.names, [class_names[label] for label in labels], radii, found.pixels, new.changes, strict=True)
+    return Predictions(tuple(Prediction(*row) for row in rows), found.mode, reason, new.skipped, found)
 
 
 def _certify_soundly(

@@ -7,7 +7,7 @@ weights as one that was not, bit for bit, on the same machine with the same numb
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,17 @@ from onelip.certification.certificate import file_hash
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
 from onelip.core.files import read_json, write_json
-from onelip.data import Batch, DataNotFound, ImageData, load_data, validation_split
+from onelip.data import Batch, DataNotFound, ImageData, load_data
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_threads, require_memory
-from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights
+from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights, split_data
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
-from onelip.training.distributed import Process, StopRequest, processes, use_threads
+from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
-from onelip.training.loggers import check_loggers, open_logger
+from onelip.training.loggers import LOGGERS, check_loggers
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
     RunConfig,
@@ -143,13 +143,14 @@ def train(
                 shown.stop()
 
 
-def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str, Any]:
+def train_or_reuse(recipe: Recipe, out: str | Path, *, handle_signals: bool = False, **settings: Any) -> dict[str, Any]:
     """The results of a run in a directory: of a finished one; else it is resumed; else a new one is trained.
 
     Args:
         recipe: everything that decides the result; a run in the directory must have the same recipe.
         out: directory of the run.
-        **settings: arguments of `train` besides `resume`.
+        handle_signals: on SIGINT and SIGTERM, save the run and raise `Stopped`.
+        **settings: arguments of `train` besides `resume` and `stop`.
 
     Returns:
         The content of results.json.
@@ -163,7 +164,8 @@ def train_or_reuse(recipe: Recipe, out: str | Path, **settings: Any) -> dict[str
     if is_started and run.results.exists():  # the results are written last
         recipe.check_resumes(read_config(run).recipe)
         return read_json(run.results)
-    return train(recipe, out, resume=is_started, **settings)
+    with stop_on_signals(at_once=True) if handle_signals else nullcontext() as stop:
+        return train(recipe, out, resume=is_started, stop=stop, **settings)
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Trainer:
         process: this process among several; only the first one evaluates and writes files.
         display: shows the progress.
         stop: request to stop after the current step.
-        options: what does not change the result.
+        options: options that do not change the result.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.run, self.data = recipe, run, data
         self.process, self.display, self.stop, self.options = process, display, stop, options
-        self.used = validation_split(data, recipe.validation) if recipe.validation else data
+        self.used = split_data(recipe, data)
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.loader = make_batches(recipe, self.used, process, self.generator)
         self.steps = recipe.epochs * len(self.loader)
@@ -375,7 +377,7 @@ class Trainer:
                 f"note: {name} was {before} and is {facts[name]}; the weights will agree up to rounding only"
             )
         trim_log(run, self.position.epoch)
-        self.log = RunLog(run, [open_logger(name, run, config.to_json()) for name in self.options.log])
+        self.log = RunLog(run, [LOGGERS[name](run, config.to_json()) for name in self.options.log])
 
     # Evaluation, in the first process.
 

@@ -24,13 +24,14 @@ import torch
 
 from onelip._version import __version__
 from onelip.core.errors import RunError
-from onelip.core.files import disk_error, write_whole
+from onelip.core.files import write_whole
 from onelip.data import DataError, ImageData
-from onelip.export.files import ExportError, ExportTaken, make_folder
+from onelip.export.files import ExportError, ExportTaken, make_folder, new_directory
 from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
 from onelip.export.onnx import export_onnx
-from onelip.training.build import LoadedRun, load_run, load_run_data
+from onelip.training.build import LoadedRun, load_run_data
 from onelip.training.prediction import Predictions
+from onelip.training.run_directory import RunDirectory
 
 RUNTIME = "1.30.0"  # of onnxruntime-web
 _SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"  # of its package in the registry
@@ -140,13 +141,10 @@ def write_tryit(
     }
     contents["network.json"] = json.dumps(network, ensure_ascii=False, allow_nan=False).encode()
     contents |= _unpacked(packed)
-    make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as new:
-        part = Path(new, "folder")
-        part.mkdir()
+    with new_directory(folder) as new:
         export_onnx(
             loaded.plain,
-            part / "model.onnx",
+            new / "model.onnx",
             shape,
             dtype=getattr(torch, arithmetic),
             uint8_input=True,
@@ -155,9 +153,8 @@ def write_tryit(
             images=chosen if len(chosen) else None,
         )
         for name, content in contents.items():
-            write_whole(part / name, content)
-        size = sum(path.stat().st_size for path in part.iterdir())
-        _replace(part, folder)
+            write_whole(new / name, content)
+        size = sum(path.stat().st_size for path in new.iterdir())
     return TryIt(folder, arithmetic, found if len(chosen) else None, size)
 
 
@@ -165,18 +162,10 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
     """A run, or a trained network as one; and the hash of its weights."""
     path = Path(run)
     if not (path / WEIGHTS).is_file() and (path.is_dir() or find_in_zoo(str(run)) is None):
-        return load_run(path), read_source(path).weights_sha256
+        source = read_source(path)
+        return LoadedRun(RunDirectory(path), source.config, source.plain, True), source.weights_sha256
     found = load_pretrained(run)
     return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
-
-
-def _replace(part: Path, folder: Path) -> None:
-    try:
-        if folder.exists():
-            os.replace(folder, part.with_name("old"))  # removed with the temporary directory
-        os.replace(part, folder)
-    except OSError as error:
-        raise disk_error(error, folder) from error
 
 
 def _test_images(config: Any, root: str | Path | None, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,7 +211,7 @@ def _download(path: Path) -> None:
     npm = shutil.which("npm")
     advice = f"give the file with --runtime (npm pack onnxruntime-web@{RUNTIME} on a machine with npm writes it)"
     if npm is None:
-        raise ExportError(f"npm is missing, which downloads ONNX Runtime Web; install Node.js, or {advice}")
+        raise ExportError(f"npm is missing; it downloads ONNX Runtime Web: install Node.js, or {advice}")
     make_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         command = [npm, "pack", f"onnxruntime-web@{RUNTIME}", "--ignore-scripts", "--pack-destination", folder]
