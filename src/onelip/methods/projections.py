@@ -172,7 +172,7 @@ class Clipped(Projection):
         return P if self.training else self._clipped(P)
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        return self._clipped(W)
+        return self._clipped(super().right_inverse(W))
 
     def project_(self, P: Tensor) -> None:
         P.copy_(self._clipped(P))
@@ -490,6 +490,7 @@ class Parseval(Projection):
         return P if self.factor == 1 else P * self.factor
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        W = super().right_inverse(W)
         return W if self.factor == 1 else W / self.factor
 
     def project_(self, P: Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from onelip.core.arguments import did_you_mean
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
 from onelip.core.plugins import load_entry_points
@@ -20,6 +21,8 @@ Guarantee = Literal["proved", "at convergence"]
 Mechanism = Literal["parametrization", "projection", "penalty", "loss"]
 Mark = Literal["yes", "partly", "no"]
 Layer = TypeVar("Layer", bound=nn.Module)
+
+NOT_TRANSPOSED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 METHODS: dict[str, "Method"] = {}
 
@@ -141,6 +144,20 @@ def attach_new(
     geometry = geometry_of(module, input_size)
     weight = weight_of(module, geometry, name)
     return attach(module, kind(geometry, weight.shape, **options), name)
+
+
+def check_kind(module: nn.Module, kinds: tuple[type[nn.Module], ...], method: str, advice: str) -> None:
+    """Raise `UnsupportedLayer` for a layer that is none of the kinds.
+
+    Examples:
+        >>> check_kind(nn.Conv1d(1, 1, 1), (nn.Linear,), "lln", "use 'aol'")
+        Traceback (most recent call last):
+        onelip.core.errors.UnsupportedLayer: expected Linear for lln, got Conv1d; use 'aol'
+    """
+    if not isinstance(module, kinds):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        one_of = "one of " if len(kinds) > 1 else ""
+        raise UnsupportedLayer(f"expected {one_of}{names} for {method}, got {type(module).__name__}; {advice}")
 
 
 def list_methods() -> list[str]:

@@ -6,12 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.steps import widest_type
-from onelip.methods.registry import Layer, attach_new
+from onelip.methods.numerics import widest_type
+from onelip.methods.registry import Layer, attach_new, check_kind
 
 Norm = Literal["1", "inf", "1-inf"]
 _AXES: dict[str, tuple[int, ...]] = {"1": (0,), "inf": (1,), "1-inf": ()}
@@ -90,9 +89,6 @@ def sum_norm(module: Layer, name: str = "weight", *, norm: Norm = "inf", lipschi
         >>> bool(layer.weight.abs().sum(1).max() <= 1)
         True
     """
-    if not isinstance(module, nn.Linear):
-        raise UnsupportedLayer(
-            f"expected Linear for sums of magnitudes, got {type(module).__name__}; "
-            "flatten the input, or use a method for L2 such as 'aol'"
-        )
+    advice = "flatten the input, or use a method for L2 such as 'aol'"
+    check_kind(module, (nn.Linear,), "sums of magnitudes", advice)
     return attach_new(SumNorm, module, name, norm=norm, lipschitz=lipschitz)

@@ -12,7 +12,8 @@ from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.core.rounding import root_at_most
-from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size, widest_type
+from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant, widest_type
+from onelip.methods.orthogonal.steps import bjorck_steps, excess_of_steps
 from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method
 from onelip.nn.init import tight_weight
 
@@ -96,33 +97,6 @@ class ReshapedOrthogonal(LipschitzParametrization):
         if self.taps == 1:
             return None
         return f"dividing by sqrt({self.taps}) reduces norms; 'bcop' and 'aoc' make convolutions orthogonal without it"
-
-
-def stored_constant(lipschitz: float, excess: float, rank: int, entries: int, dtype: torch.dtype) -> float:
-    r"""Return the constant of a layer of norm `lipschitz * (1 + excess)` after its weight is rounded to a type.
-
-    Each entry $W$ changes by at most $u |W|$, or by half the smallest subnormal number. The first changes the norm by
-    at most $u \| |W| \|_F = u \sqrt{\mathrm{rank}}$ times the constant, the second by $\sqrt{\mathrm{entries}}$ of
-    these numbers. Two more units are for the factor.
-
-    Args:
-        lipschitz: the constant.
-        excess: relative error of the norm before it is stored.
-        rank: rank of the weight as a matrix.
-        entries: number of its entries.
-        dtype: type in which it is stored.
-
-    Returns:
-        The constant, rounded up.
-
-    Examples:
-        >>> stored_constant(1.0, 0.0, 4, 16, torch.float32) < 1 + 2e-7
-        True
-    """
-    limits = torch.finfo(dtype)
-    relative = excess + (limits.eps / 2 + 4 * UNIT64) * math.sqrt(rank)
-    # The last factor covers the rounding of the sum itself.
-    return (lipschitz * (1 + relative) + limits.smallest_normal * limits.eps * math.sqrt(entries)) * (1 + 2.0**-50)
 
 
 class Bjorck(ReshapedOrthogonal):
