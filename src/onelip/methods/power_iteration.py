@@ -244,12 +244,7 @@ class SpectralNorm(PowerIterated):
     Miyato, Kataoka, Koyama, Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR 2018. On the
     operator of the convolution: Farnia et al., ICLR 2019; Gouk et al., 2021.
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        lipschitz: the constant $L$.
-        iterations: steps of the power method at each access in training.
-        input_size: spatial size of the inputs, for the estimate in training.
+    The arguments are those of `spectral_norm`.
     """
 
     def forward(self, P: Tensor) -> Tensor:
@@ -279,12 +274,7 @@ class ReshapedSpectralNorm(SpectralNorm):
     of training, with a proved bound of $\|M\|$. (Dividing by a bound of $\|J\|$ in evaluation only would shrink the
     weights by up to $\sqrt T$ per layer, and not the biases: the accuracy on digits fell from 98 % to 15 %.)
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        lipschitz: the norm of the reshaped kernel, or the constant of the layer with `overlap`.
-        iterations: steps of the power method at each access in training.
-        overlap: whether to divide by $\sqrt T$ as well.
+    The arguments are those of `spectral_norm_reshaped`.
     """
 
     operator: "_Reshaped"

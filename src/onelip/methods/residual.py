@@ -323,12 +323,7 @@ class CPLWeight(SpectralNorm):
 
     Meunier, Delattre, Araujo, Allauzen, "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.
 
-    Args:
-        module: Linear, or Conv1d to Conv3d.
-        name: name of the weight.
-        lipschitz: the norm of $V$.
-        iterations: steps of the power method at each access in training.
-        input_size: spatial size of the inputs, for the estimate in training.
+    The arguments are those of `spectral_norm`.
     """
 
     @torch.no_grad()
@@ -408,12 +403,7 @@ class LinearResidual(Tracked):
 
     Hu, Zou, Wang, Leino, Fredrikson, "Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.
 
-    Args:
-        module: the convolution.
-        name: name of the weight.
-        depth: number of such layers in the network.
-        iterations: steps of the power method in each step of training.
-        input_size: spatial size of the inputs, for the estimate.
+    The arguments are those of `liresnet`.
 
     Attributes:
         gamma: parameter, initialised with 1.

@@ -34,11 +34,7 @@ class SumNorm(LipschitzParametrization):
     **Guarantee.** Proved for the stored weight, with rounding, in these norms. None for L2: `onelip.summary` reports
     the layer as unproved, and `onelip.audit` and `onelip.certify` bound its stored weight.
 
-    Args:
-        geometry: of a Linear layer, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        norm: "1", "inf" or "1-inf".
-        lipschitz: the constant $L$.
+    The arguments are those of `LipschitzParametrization`, and the options of `sum_norm`.
     """
 
     def __init__(

@@ -237,11 +237,7 @@ class BCOP(BlockOrthogonal):
     Li, Haque, Anil, Lucas, Grosse, Jacobsen, "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional
     Networks", NeurIPS 2019.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `bcop`.
     """
 
     def __init__(
@@ -346,11 +342,7 @@ class AOC(BlockOrthogonal):
     Boissin, Mamalet, Fel, Picard, Massena, Serrurier, "An Adaptive Orthogonal Convolution Scheme for Efficient and
     Flexible CNN Architectures", ICML 2025.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `aoc`.
     """
 
     def __init__(

@@ -35,10 +35,7 @@ class ReshapedOrthogonal(LipschitzParametrization):
 
     Li et al. (BCOP), NeurIPS 2019; Serrurier et al., CVPR 2021.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`.
     """
 
     def orthogonal(self, M: Tensor, norm: float) -> Tensor:
@@ -114,11 +111,7 @@ class Bjorck(ReshapedOrthogonal):
     Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019; the iteration is from Björck and
     Bowie, 1971. The activation of the paper is `onelip.nn.GroupSort`.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps, 1 to 100; the iteration stops early when the weight is orthogonal.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `bjorck`.
     """
 
     title = "Björck"
@@ -206,11 +199,7 @@ class ONI(Bjorck):
 
     Huang et al., "Controllable Orthogonalization in Training DNNs", CVPR 2020.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: the number $T$ of steps, 1 to 100; 2 to 7 in the paper.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `oni`.
     """
 
     title = "ONI"
@@ -295,11 +284,7 @@ class Cholesky(ReshapedOrthogonal):
 
     Hu, Leino, Wang, Fredrikson, "A Recipe for Improved Certifiable Robustness", ICLR 2024.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        relative: epsilon, relative to the mean of the squared singular values, from 1e-6 to 1.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `cholesky`.
     """
 
     def __init__(

@@ -279,12 +279,7 @@ class SkewExponential(LipschitzParametrization):
 
     The weight is (a part of) the truncated exponential of a skew matrix, divided by the bound of its norm; see `SOC`.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        terms: highest power of the series, 1 to 30.
-        norm: largest norm of the skew matrix, at most 4.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `soc`.
     """
 
     def __init__(
