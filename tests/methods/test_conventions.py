@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_projections_of_other_weights_are_found(name):
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_every_method_has_a_citation(method):
     assert method.citation.endswith(".")
-    assert any(str(year) in method.citation for year in range(2017, 2026))
+    assert re.search(r"\b20\d\d\b", method.citation)
 
 
 @pytest.mark.parametrize("method", FUNCTIONS.values(), ids=FUNCTIONS)

@@ -4,13 +4,14 @@
 `onelip.methods` register theirs when the package is imported.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_name_free, did_you_mean
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
@@ -113,6 +114,11 @@ class Method:
     note: str = ""
     citation: str = ""
 
+    @property
+    def function(self) -> Callable[..., nn.Module]:
+        """The documented function: that of `apply`, without the arguments of a `functools.partial`."""
+        return self.apply.func if isinstance(self.apply, functools.partial) else self.apply
+
 
 def attach_new(
     kind: Callable[..., LipschitzParametrization],
@@ -183,7 +189,7 @@ def register_method(method: Method) -> Method:
         The same method.
 
     Raises:
-        ValueError: if the name is taken.
+        ValueError: if the name is taken by a method with another function.
 
     Examples:
         >>> import onelip
@@ -205,8 +211,7 @@ def register_method(method: Method) -> Method:
         0.25
         >>> _ = METHODS.pop("scaled")
     """
-    if method.name in METHODS:
-        raise ValueError(f"{method.name!r} is registered already; choose another name")
+    check_name_free(method.name, method.function, {name: known.function for name, known in METHODS.items()})
     METHODS[method.name] = method
     return method
 
