@@ -26,15 +26,6 @@ _EXTENTS = 3
 # Steps of the power method when a layer is made.
 _FIRST_STEPS = 15
 
-_CONVOLUTIONS = {
-    (1, False): F.conv1d,
-    (2, False): F.conv2d,
-    (3, False): F.conv3d,
-    (1, True): F.conv_transpose1d,
-    (2, True): F.conv_transpose2d,
-    (3, True): F.conv_transpose3d,
-}
-
 
 class Operator:
     """The linear operator of a layer as a function of its weight: `operator(x, W)`, without the bias.
@@ -77,8 +68,7 @@ class Operator:
             return F.linear(x, W)
         if self.wrapping is not None:
             x = F.pad(x, self.wrapping, mode="circular")
-        convolve: object = _CONVOLUTIONS[self.dims, self.transposed]
-        return convolve(x, W, **self.settings)  # pyright: ignore[reportCallIssue]  the settings fit the layer
+        return getattr(F, f"conv{'_transpose' * self.transposed}{self.dims}d")(x, W, **self.settings)
 
     def start(self, like: Tensor) -> Tensor:
         """Return the initial unit vector (1, *input_shape), always the same: all processes must agree on it."""

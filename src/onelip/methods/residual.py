@@ -197,10 +197,8 @@ def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
         )
     if hidden is None or hidden == outputs:
         return layer
-    if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1 or hidden % geometry.groups:
-        raise ValueError(
-            f"expected hidden to be a positive multiple of the number of groups, {geometry.groups}, got {hidden!r}"
-        )
+    if check_integer("hidden", hidden) % geometry.groups:
+        raise ValueError(f"expected hidden to be a multiple of the number of groups, {geometry.groups}, got {hidden}")
     place: dict[str, Any] = {"bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
     if isinstance(layer, nn.Linear):
         return nn.Linear(inputs, hidden, **place)

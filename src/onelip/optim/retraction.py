@@ -15,7 +15,7 @@ _STEP = "retraction_step"  # in the first group of the optimizer, so that its st
 
 
 class Retracted(RemovableHandle):
-    """The handle of `retract_after`: `remove()` ends both the projection and the retraction."""
+    """The handle of `retract_after`: `remove()` stops both the projection and the retraction."""
 
     def __init__(self, *handles: RemovableHandle) -> None:
         self.handles = handles
@@ -33,13 +33,13 @@ def retract_after(
     tangent: bool = False,
     every: int = 1,
 ) -> RemovableHandle:
-    """Make an optimizer keep the AOL layers of a model near orthogonality; `.remove()` the handle to end that.
+    """Keep the AOL layers of a model near orthogonality; `.remove()` of the returned handle stops it.
 
     Parameters without a gradient are left unchanged.
 
     Args:
         optimizer: any optimizer of torch.
-        model: the model whose orthogonal layers are meant.
+        model: a model with orthogonal layers, such as AOL layers.
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
         every: retract after every `every`-th step. The count is kept in the state dict of the optimizer.

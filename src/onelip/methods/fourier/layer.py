@@ -1,4 +1,4 @@
-"""What the Fourier methods share: parametrizations by one matrix per frequency, and the module `FourierConv`."""
+"""Shared parts of the Fourier methods: parametrizations by one matrix per frequency, and the module `FourierConv`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
