@@ -1,6 +1,8 @@
 """`onelip.constrain`: a method on a whole model, and what it reports."""
 
 import copy
+import dataclasses
+import functools
 import warnings
 from fractions import Fraction
 
@@ -226,8 +228,11 @@ def test_a_registered_method_is_known_by_its_name(monkeypatch):
     onelip.register_method(mine)
     assert "mine" in onelip.list_methods()
     assert onelip.summary(onelip.constrain(nn.Sequential(nn.Linear(3, 3)), "mine")).constant == 1.0
-    with pytest.raises(ValueError, match="registered already"):
-        onelip.register_method(mine)
+    onelip.register_method(mine)  # again, as in a notebook
+    with pytest.raises(ValueError, match=r"the name 'mine' is taken by .*test_constrain"):
+        onelip.register_method(dataclasses.replace(mine, apply=onelip.aol))
+    with pytest.raises(ValueError, match=r"the name 'aol' is taken by onelip\.nn\.aol\.aol"):
+        onelip.register_method(dataclasses.replace(mine, name="aol", apply=functools.partial(mine.apply)))
 
 
 def test_unknown_method_names_the_nearest():

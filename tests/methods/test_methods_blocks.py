@@ -78,7 +78,8 @@ def test_the_way_back_is_the_adjoint(mode, kernel, dilation, groups):
     inner = nn.Conv2d(4, 6, kernel, **settings, **DOUBLE)
     block = ConvexPotential(inner)
     x, h = randn(1, 4, 5, 7), randn(1, 6, 5, 7)
-    forth, back = block._convolution(x, inner.weight), block._adjoint(h, inner.weight)
+    assert block.convolution is not None
+    forth, back = block.convolution(x, inner.weight), block.convolution.adjoint(h, inner.weight)
     torch.testing.assert_close(forth, inner(x))
     torch.testing.assert_close((forth * h).sum(), (x * back).sum())
 

@@ -160,7 +160,7 @@ def test_normalise_the_last_layer_of_a_model():
     assert isinstance(find_parametrization(model[0]), Bjorck)
     with pytest.raises(UnsupportedLayer, match="Linear layer at its end"):
         last_layer.normalise_last_layer(nn.Conv2d(1, 1, 1))
-    with pytest.raises(UnsupportedLayer, match="last Linear layer"):
+    with pytest.raises(UnsupportedLayer, match="expected Linear for last-layer normalisation, got Conv2d"):
         last_layer.lln(nn.Conv2d(1, 1, 1))
 
 

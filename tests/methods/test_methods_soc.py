@@ -22,17 +22,17 @@ def _seed():
 
 def jacobian_of_kernel(layer, *size):
     """The Jacobian of one application of the skew kernel, by torch's own convolution."""
-    weight = layer.weight.detach()
+    weight, skew = layer.weight.detach(), layer.skew
     convolution = getattr(nn, f"Conv{len(size)}d")
-    padding = [d * (k // 2) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+    padding = [d * (k // 2) for k, d in zip(skew.kernel_size, skew.dilation, strict=True)]
     plain = convolution(
         weight.shape[0],
         weight.shape[0],
-        layer.kernel_size,
+        skew.kernel_size,
         padding=padding,
-        dilation=layer.dilation,
-        groups=layer.groups,
-        padding_mode=layer.padding_mode,
+        dilation=skew.dilation,
+        groups=skew.groups,
+        padding_mode="circular" if skew.circular else "zeros",
         bias=False,
         dtype=weight.dtype,
     )
@@ -151,8 +151,8 @@ def test_refusals_of_soc():
         (nn.Conv2d(4, 4, 3), "expected padding that keeps the size .* 1 on both sides"),
         (nn.Conv2d(4, 4, 2, padding="same"), "expected odd kernel sizes"),
         (nn.Conv2d(4, 4, 3, stride=2, padding=2, dilation=2), "expected dilation with stride 1 only"),
-        (nn.ConvTranspose2d(4, 4, 3, padding=1), "expected Linear or Conv1d to Conv3d"),
-        (nn.ConvTranspose2d(4, 4, 2, stride=2), "expected Linear or Conv1d to Conv3d"),
+        (nn.ConvTranspose2d(4, 4, 3, padding=1), "expected one of Linear, Conv1d, Conv2d, Conv3d for soc"),
+        (nn.ConvTranspose2d(4, 4, 2, stride=2), "expected one of Linear, Conv1d, Conv2d, Conv3d for soc"),
         (nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate"), "zero or circular padding"),
     ]:
         with pytest.raises(UnsupportedLayer, match=message):

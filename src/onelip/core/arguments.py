@@ -70,8 +70,13 @@ def check_name_free(name: str, new: Callable[..., object], registered: Mapping[s
         ValueError: if the name is taken.
     """
     known = registered.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
-        raise ValueError(f"the name {name!r} is taken by {known.__module__}.{known.__qualname__}; choose another name")
+    if known is not None and (taken := _qualified(known)) != _qualified(new):
+        raise ValueError(f"the name {name!r} is taken by {taken}; choose another name")
+
+
+def _qualified(function: Callable[..., object]) -> str:
+    """Return the full name of a function or class; other callables have none."""
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def check_known(kind: str, name: str, known: Iterable[str]) -> None:

@@ -60,7 +60,13 @@ class LipschitzParametrization(SavedSettings):
         raise NotImplementedError
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """Return a parameter whose weight is W or close to it; by default W itself."""
+        """Return a parameter whose weight is W or close to it; by default W itself. Overrides call this one first.
+
+        Raises:
+            ValueError: if W does not have the shape of the weight.
+        """
+        if tuple(W.shape) != self.weight_shape:
+            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
         return W
 
     def constant_in(self, dtype: torch.dtype) -> float | None:

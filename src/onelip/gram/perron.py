@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from onelip.core.precision import full_precision
-from onelip.gram.row_sums import algorithm, per_column
+from onelip.gram._laid_out import absolute_matrix, lay_out
+from onelip.gram.row_sums import per_column
 from onelip.gram.scaling import normalizer
 
 _ITERATIONS = 2000
@@ -63,10 +64,9 @@ def _column_lengths(W: Tensor) -> Tensor:
 
 
 def _absolute_matrix(W: Tensor) -> Tensor:
-    how, squeezed = algorithm(W.double())
-    squeezed = squeezed * normalizer(squeezed)
+    Q = lay_out(W.double())
     with full_precision(W.device):
-        return how.absolute_matrix(how.lay_out(squeezed))
+        return absolute_matrix(Q * normalizer(Q))
 
 
 def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:

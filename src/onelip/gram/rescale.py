@@ -24,10 +24,10 @@ from torch.autograd import Function
 
 from onelip.core.floats import power_of_two
 from onelip.core.precision import full_precision
+from onelip.gram._laid_out import add_signed_product, lay_back, lay_out, weighted_sums
 from onelip.gram.correlation import self_correlation
 from onelip.gram.row_sums import (
     absolute_row_sums,
-    algorithm,
     column_dots,
     fold_into_groups,
     per_column,
@@ -88,16 +88,15 @@ class _OneStep(Function):
     @staticmethod
     def forward(P: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, bool]:
         with full_precision(P.device):
-            how, squeezed = algorithm(P)
-            Q = how.lay_out(squeezed)
+            Q = lay_out(P)
             if _can_branch(P):
                 # Almost always nothing under- or overflows, and checking the sums is cheaper than checking P.
-                sums, signs = how.weighted_sums(Q, None)
+                sums, signs = weighted_sums(Q, None)
                 if _is_ordinary(sums, Q):
                     root, one = _inverse_root(sums), torch.ones_like(sums)
                     return P * per_column(root, P), signs, one, one.clone(), root, True
             scale, v = _column_scale(Q)
-            sums, signs = how.weighted_sums(Q * _last(scale, Q), v)
+            sums, signs = weighted_sums(Q * _last(scale, Q), v)
             root = _inverse_root(sums / v)
             W = P * per_column(scale, P)
             W *= per_column(root, W)
@@ -119,18 +118,17 @@ class _OneStep(Function):
         if torch.is_grad_enabled():
             return _gradient(P, g)
         with full_precision(P.device):
-            how, squeezed = algorithm(P)
-            Q = how.lay_out(squeezed)
+            Q = lay_out(P)
             Q = Q if ctx.is_ordinary else Q * _last(scale, Q)
-            target = how.lay_out(algorithm(g)[1])
+            target = lay_out(g)
             # W = P' root(s / v): the gradient of each sum s is <g_c, P'_c> root'(s_c / v_c) / v_c, root' = -root^3 / 2.
             result = target * Q
             u = result.flatten(1, -2).sum(1) * root.pow(3).mul_(-0.5) / v
             torch.mul(target, _last(root, Q), out=result)
-            how.add_signed_product(result, Q, signs, u, None if ctx.is_ordinary else v)
+            add_signed_product(result, Q, signs, u, None if ctx.is_ordinary else v)
             if not ctx.is_ordinary:
                 result *= _last(scale, Q)
-            return how.lay_back(result).reshape(P.shape)
+            return lay_back(result, P.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Tensor) -> tuple[Any, Any]:

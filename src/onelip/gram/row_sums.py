@@ -11,7 +11,6 @@ refer to each other therefore cover every order. Automatic differentiation would
 many products.
 """
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from onelip.core.precision import full_precision
-from onelip.gram import _conv, _dense
+from onelip.gram._laid_out import add_signed_product, lay_back, lay_out, weighted_sums
 
 
 def absolute_row_sums(P: Tensor, w: Tensor | None = None) -> Tensor:
@@ -43,18 +42,11 @@ def row_sums_and_signs(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return sums, signs
 
 
-def algorithm(P: Tensor) -> tuple[ModuleType, Tensor]:
-    """Return the implementation for P (modules with the same functions), and P without tap axes of length one."""
-    squeezed = P.reshape(*P.shape[:3], *(k for k in P.shape[3:] if k > 1))  # a 1x1 convolution is a matrix
-    return (_dense if squeezed.dim() == 3 else _conv), squeezed
-
-
 class _RowSums(Function):
     @staticmethod
     def forward(P: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        how, P = algorithm(P)
         with full_precision(P.device):
-            return how.weighted_sums(how.lay_out(P), w)
+            return weighted_sums(lay_out(P), w)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -78,12 +70,11 @@ class _SignedProduct(Function):
 
     @staticmethod
     def forward(X: Tensor, signs: Tensor, u: Tensor, w: Tensor) -> Tensor:
-        how, squeezed = algorithm(X)
         with full_precision(X.device):
-            Q = how.lay_out(squeezed)
+            Q = lay_out(X)
             result = torch.zeros_like(Q)
-            how.add_signed_product(result, Q, signs, u, w)
-            return how.lay_back(result).reshape(X.shape)
+            add_signed_product(result, Q, signs, u, w)
+            return lay_back(result, X.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

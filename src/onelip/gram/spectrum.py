@@ -1,7 +1,7 @@
 """The singular values of a network's layers, as the layers act on the images that reach them.
 
 Computed in float64, not proved. They show how close a layer is to an isometry (mean |s - 1|).
-The first way that fits is used and reported:
+The first of these methods that applies is used and reported:
 
     matrix      a dense layer: its weight
     Jacobian    a layer with few inputs and outputs: its Jacobian at the input that an image gives
@@ -42,7 +42,7 @@ class Spectrum:
     shares: Tensor  # (n) float64
 
     def to_json(self) -> dict[str, Any]:
-        """The layer, the way of computation and the numbers of `summarise`."""
+        """Return the layer, the method of computation and the numbers of `summarise`."""
         return {"layer": self.name, "kind": self.kind, "how": self.how, **summarise(self.values, self.shares)}
 
 
@@ -140,27 +140,26 @@ def _layers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def spectrum_of_layer(name: str, layer: nn.Module, x: Tensor) -> Spectrum:
     """Singular values of the derivative of a layer (float64, eval) at its input x (1, ...)."""
-
-    def made(how: str, values: Tensor, shares: Tensor | None = None) -> Spectrum:
-        values = values.flatten().double()
-        return Spectrum(name, type(layer).__name__, how, values, torch.ones_like(values) if shares is None else shares)
-
     with torch.no_grad():
         outputs, inputs = layer(x).numel(), x.numel()
+    shares = None
     if isinstance(layer, nn.Linear) and max(layer.weight.shape) <= _DENSE_SIDE:
-        found = made("matrix", torch.linalg.svdvals(layer.weight))
+        how, values = "matrix", torch.linalg.svdvals(layer.weight)
     elif outputs * inputs <= _ENTRIES:
         jacobian: Any = torch.autograd.functional.jacobian(layer, x, vectorize=True)
-        found = made("Jacobian", torch.linalg.svdvals(jacobian.reshape(outputs, inputs)))
+        how, values = "Jacobian", torch.linalg.svdvals(jacobian.reshape(outputs, inputs))
     elif isinstance(layer, nn.Conv2d) and (parts := _fourier(layer, (x.shape[2], x.shape[3]))) is not None:
-        found = made(*parts)
+        how, values, shares = parts
     else:
-        found = made("Lanczos (estimate)", *_lanczos(layer, x, outputs < inputs))
-    return Spectrum(found.name, found.kind, found.how, found.values, found.shares / found.shares.sum())
+        how = "Lanczos (estimate)"
+        values, shares = _lanczos(layer, x, outputs < inputs)
+    values = values.flatten().double()
+    shares = torch.ones_like(values) if shares is None else shares
+    return Spectrum(name, type(layer).__name__, how, values, shares / shares.sum())
 
 
 def _fourier(layer: nn.Conv2d, size: tuple[int, int]) -> tuple[str, Tensor, Tensor] | None:
-    """Way, values and weights; None for a stride, unless the windows tile the image: then one matrix is enough."""
+    """Return method, values and weights; None for a stride, unless the windows tile the image."""
     try:
         geometry = geometry_of(layer, size)
     except UnsupportedLayer:

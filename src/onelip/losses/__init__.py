@@ -13,51 +13,34 @@ loss that needs more declares keyword arguments in its signature: `model` (the n
 `module:callable`. A custom callable may return one value per image (N) instead of the mean.
 """
 
-from onelip.losses.chain import NotAChain, PairConstants, estimated_constant
+from onelip.losses.chain import (
+    NotAChain as NotAChain,
+    PairConstants as PairConstants,
+    estimated_constant as estimated_constant,
+)
 from onelip.losses.margin import (
-    CertificateRegularisation,
-    EMMALoss,
-    GloRoLoss,
-    LMTLoss,
-    bottom_score,
-    emma_scores,
-    lmt_scores,
+    CertificateRegularisation as CertificateRegularisation,
+    EMMALoss as EMMALoss,
+    GloRoLoss as GloRoLoss,
+    LMTLoss as LMTLoss,
+    bottom_score as bottom_score,
+    emma_scores as emma_scores,
+    lmt_scores as lmt_scores,
 )
-from onelip.losses.offset import Loss, OffsetCrossEntropy
-from onelip.losses.optimal_transport import HKRLoss, KRLoss
+from onelip.losses.offset import Loss as Loss, OffsetCrossEntropy as OffsetCrossEntropy
+from onelip.losses.optimal_transport import HKRLoss as HKRLoss, KRLoss as KRLoss
 from onelip.losses.penalties import (
-    GradientPenaltyLoss,
-    OrthogonalityLoss,
-    gradient_penalty,
-    orthogonality_penalty,
-    orthogonality_residual,
+    GradientPenaltyLoss as GradientPenaltyLoss,
+    OrthogonalityLoss as OrthogonalityLoss,
+    gradient_penalty as gradient_penalty,
+    orthogonality_penalty as orthogonality_penalty,
+    orthogonality_residual as orthogonality_residual,
 )
-from onelip.losses.registry import call_loss, create_loss, find_loss, list_losses, loss_options, register_loss
-
-__all__ = [
-    "CertificateRegularisation",
-    "EMMALoss",
-    "GloRoLoss",
-    "GradientPenaltyLoss",
-    "HKRLoss",
-    "KRLoss",
-    "LMTLoss",
-    "Loss",
-    "NotAChain",
-    "OffsetCrossEntropy",
-    "OrthogonalityLoss",
-    "PairConstants",
-    "bottom_score",
-    "call_loss",
-    "create_loss",
-    "emma_scores",
-    "estimated_constant",
-    "find_loss",
-    "gradient_penalty",
-    "list_losses",
-    "lmt_scores",
-    "loss_options",
-    "orthogonality_penalty",
-    "orthogonality_residual",
-    "register_loss",
-]
+from onelip.losses.registry import (
+    call_loss as call_loss,
+    create_loss as create_loss,
+    find_loss as find_loss,
+    list_losses as list_losses,
+    loss_options as loss_options,
+    register_loss as register_loss,
+)

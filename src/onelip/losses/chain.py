@@ -25,11 +25,11 @@ _TAIL = (nn.Flatten, nn.Identity, FirstChannels, PadChannels, LipschitzAvgPool2d
 
 
 class NotAChain(ValueError):
-    """A network that contains a module, or is one, without a known or estimated constant."""
+    """A network with a module that has neither a known nor an estimated constant."""
 
 
 def split_head(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
-    """(features, head): the head is the last linear layer and the linear maps without weights after it.
+    """Split a model into features and head: the last linear layer, and the linear maps without weights after it.
 
     Returns:
         The modules of both parts; None if the model does not end with such a head.
@@ -49,7 +49,7 @@ def split_head(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | No
 
 
 def estimated_constant(model: nn.Module | Sequence[nn.Module]) -> Tensor | float:
-    """The product of the constants of a chain, differentiable; estimated where none is known by construction.
+    """Return the product of the constants of a chain, differentiable; estimated where none is known by construction.
 
     Raises:
         NotAChain: if a module has neither a constant nor an estimate.
@@ -74,7 +74,7 @@ def estimated_constant(model: nn.Module | Sequence[nn.Module]) -> Tensor | float
 
 
 def head_rows(head: Sequence[nn.Module], feature_shape: Sequence[int], like: Tensor) -> Tensor:
-    """The rows w_i of a head as a linear map (classes, *feature_shape), differentiable in its weights.
+    """Return the rows w_i of a head as a linear map (classes, *feature_shape), differentiable in its weights.
 
     Row i is the derivative of score i. All rows come from one pass, in which sample i of the batch gives score i.
     """
@@ -88,7 +88,7 @@ def head_rows(head: Sequence[nn.Module], feature_shape: Sequence[int], like: Ten
 
 
 def pair_distances(rows: Tensor) -> Tensor:
-    """|w_i - w_j| for all pairs (classes, classes); the derivative on the diagonal is zero.
+    """Return |w_i - w_j| for all pairs (classes, classes); the derivative on the diagonal is zero.
 
     Examples:
         >>> pair_distances(torch.eye(2))
@@ -100,7 +100,7 @@ def pair_distances(rows: Tensor) -> Tensor:
 
 
 class PairConstants:
-    """Constants K_ij of f_i - f_j of a model, for losses; remembers the shapes inside each model.
+    """Constants K_ij of f_i - f_j of a model, for losses; the shapes of features are cached for each model.
 
     They are K |w_i - w_j| for a model that ends with a linear layer, and sqrt(2) times its constant for any other.
 
@@ -115,7 +115,7 @@ class PairConstants:
         self._shapes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
     def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """(classes, classes), differentiable in the weights."""
+        """Return the constants (classes, classes), differentiable in the weights."""
         chain = list(links(model))
         features, head = split_head(model) or (chain, [])
         known, shape = self._shapes.setdefault(model, {}), tuple(images.shape[1:])
@@ -131,7 +131,7 @@ class PairConstants:
 
 @torch.no_grad()
 def output_shape(features: Sequence[nn.Module], images: Tensor) -> tuple[int, ...]:
-    """Shape of a sample's features, found by a run in eval mode, which changes no state."""
+    """Return the shape of the features of a sample, from a run in eval mode, which changes no state."""
     modules = [inner for module in features for inner in module.modules()]
     modes = [module.training for module in modules]
     for module in features:

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 
 from onelip.core.arguments import check_number
 from onelip.losses.chain import PairConstants, estimated_constant
-from onelip.losses.offset import Loss, OffsetLoss, Reduction, widened
+from onelip.losses.offset import LARGEST, Loss, OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss
-
-_LARGEST = 1e30  # larger values overflow the scores
 
 
 @register_loss("lmt")
@@ -55,7 +53,7 @@ class LMTLoss(Loss):
         self, radius: float = 36 / 255, ramp: float = 0.3, per_pair: bool = True, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(reduction)
-        self.radius = check_number("radius", radius, 0, _LARGEST, open_low=True)
+        self.radius = check_number("radius", radius, 0, LARGEST, open_low=True)
         self.ramp = check_number("ramp", ramp, 0, 1)
         self.per_pair = bool(per_pair)
         self.certificate = "pairs" if per_pair else "constant"
@@ -150,11 +148,11 @@ class GloRoLoss(Loss):
         super().__init__(reduction)
         if form not in ("trades", "cross-entropy"):
             raise ValueError(f"expected form to be 'trades' or 'cross-entropy', got {form!r}")
-        self.epsilon = check_number("epsilon", epsilon, 0, _LARGEST, open_low=True)
+        self.epsilon = check_number("epsilon", epsilon, 0, LARGEST, open_low=True)
         self.form = form
-        self.weight = check_number("weight", weight, 0, _LARGEST)
+        self.weight = check_number("weight", weight, 0, LARGEST)
         self.ramp = check_number("ramp", ramp, 0, 1)
-        self.overshoot = check_number("overshoot", overshoot, 0, _LARGEST, open_low=True)
+        self.overshoot = check_number("overshoot", overshoot, 0, LARGEST, open_low=True)
         self.constants = PairConstants()
 
     def epsilon_at(self, progress: float) -> float:
@@ -240,9 +238,9 @@ class EMMALoss(Loss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(reduction)
-        self.epsilon = check_number("epsilon", epsilon, 0, _LARGEST, open_low=True)
-        self.start = check_number("start", start, 0, _LARGEST, open_low=True)
-        self.overshoot = check_number("overshoot", overshoot, 0, _LARGEST, open_low=True)
+        self.epsilon = check_number("epsilon", epsilon, 0, LARGEST, open_low=True)
+        self.start = check_number("start", start, 0, LARGEST, open_low=True)
+        self.overshoot = check_number("overshoot", overshoot, 0, LARGEST, open_low=True)
         self.ramp = check_number("ramp", ramp, 0, 1)
         self.floor = check_number("floor", floor, 0, 1)
         self.constants = PairConstants()
@@ -329,7 +327,7 @@ class CertificateRegularisation(OffsetLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(offset, temperature, reduction)
-        self.gamma = check_number("gamma", gamma, 0, _LARGEST)
+        self.gamma = check_number("gamma", gamma, 0, LARGEST)
         self.per_pair = bool(per_pair)
         self.certificate = "pairs" if per_pair else "constant"
         self.constants = PairConstants()

@@ -6,7 +6,10 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onelip.core.arguments import check_number
 from onelip.losses.registry import register_loss
+
+LARGEST = 1e30  # of the options of a loss: larger values overflow
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -61,12 +64,8 @@ class OffsetLoss(Loss):
 
     def __init__(self, offset: float = math.sqrt(2), temperature: float = 0.25, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
-        if not math.isfinite(offset):
-            raise ValueError(f"expected a finite offset, got {offset!r}")
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"expected a positive temperature, got {temperature!r}")
-        self.offset = float(offset)
-        self.temperature = float(temperature)
+        self.offset = check_number("offset", offset, -LARGEST, LARGEST)
+        self.temperature = check_number("temperature", temperature, 0, LARGEST, open_low=True)
 
     def offset_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""

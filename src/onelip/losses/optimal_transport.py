@@ -7,12 +7,11 @@ $$ W_1(P, Q) = \sup_{\|f\|_{\mathrm{Lip}} \le 1} \; \mathbb E_P f - \mathbb E_Q 
 so a network with a proved constant $L$ gives the lower bound $(\mathbb E_P f - \mathbb E_Q f) / L$.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from onelip.losses.offset import Loss, Reduction, widened
+from onelip.core.arguments import check_number
+from onelip.losses.offset import LARGEST, Loss, Reduction, widened
 from onelip.losses.registry import register_loss
 
 
@@ -52,7 +51,8 @@ class HKRLoss(Loss):
 
     with $+$ for label 1 (Serrurier et al., "Achieving robustness in classification using optimal transport with hinge
     regularization", CVPR 2021). With labels "outside" (1) and "inside" (0) and a large $\lambda$ the network becomes a
-    signed distance: it separates the samples by a margin of at least $m$ and is as steep as it may be.
+    signed distance: it separates the samples by a margin of at least $m$, with the largest slope that its constant
+    allows.
 
     Args:
         margin: m, in units of the scores; positive.
@@ -70,12 +70,8 @@ class HKRLoss(Loss):
 
     def __init__(self, margin: float = 1.0, weight: float = 10.0, reduction: Reduction = "mean") -> None:
         super().__init__(reduction)
-        if not 0 < margin < math.inf:
-            raise ValueError(f"expected a positive margin, got {margin!r}")
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"expected a weight of at least 0, got {weight!r}")
-        self.margin = float(margin)
-        self.weight = float(weight)
+        self.margin = check_number("margin", margin, 0, LARGEST, open_low=True)
+        self.weight = check_number("weight", weight, 0, LARGEST)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Raises ValueError if the shapes do not fit, or if labels of one critic are not 0 and 1."""

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from onelip.core.arguments import check_number
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.gram.correlation import self_correlation
-from onelip.losses.offset import OffsetLoss, Reduction, widened
+from onelip.losses.offset import LARGEST, OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss
-
-_LARGEST = 1e30  # larger values overflow the loss
 
 
 @register_loss("ocnn")
@@ -46,7 +44,7 @@ class OrthogonalityLoss(OffsetLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(offset, temperature, reduction)
-        self.weight = check_number("weight", weight, 0, _LARGEST)
+        self.weight = check_number("weight", weight, 0, LARGEST)
         self.skip_first = bool(skip_first)
 
     def forward(self, scores: Tensor, labels: Tensor, *, model: nn.Module) -> Tensor:
@@ -148,7 +146,7 @@ class GradientPenaltyLoss(OffsetLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(offset, temperature, reduction)
-        self.weight = check_number("weight", weight, 0, _LARGEST)
+        self.weight = check_number("weight", weight, 0, LARGEST)
         self.one_sided = bool(one_sided)
 
     def forward(self, scores: Tensor, labels: Tensor, *, images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ which `onelip.summary` and `onelip.audit` report.
 - `onelip.nn.aol`: AOL. `orthogonal`: orthogonal weights and kernels. `fourier`: circular convolutions by their matrices
   at each frequency. `residual`: residual layers. `power_iteration`: spectral normalisation. `projections`: projections
   after the step of the optimizer. `last_layer`: rows of norm 1. `free_weights`: methods that only act on the loss.
-  `sum_norm`: norms other than L2.
+  `sum_norm`: norms other than L2. `numerics` and `same_size`: arithmetic and convolutions that several methods share.
 """
 
 from onelip.core.parametrization import LipschitzParametrization as LipschitzParametrization

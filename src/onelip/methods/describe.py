@@ -3,7 +3,6 @@
 `python -m onelip.methods.describe docs/methods.md` rewrites the tables of that page.
 """
 
-import functools
 import inspect
 import re
 import sys
@@ -55,8 +54,7 @@ def options_of(method: Method) -> list[Option]:
         >>> [(option.name, option.default) for option in options_of(METHODS["oni"])]
         [('steps', 5), ('lipschitz', 1.0), ('normalise_last_layer', False)]
     """
-    documented = method.apply.func if isinstance(method.apply, functools.partial) else method.apply
-    texts = arguments_in(documented)
+    texts = arguments_in(method.function)
     parameters = inspect.signature(method.apply).parameters.values()
     # input_size is given by the model, layer by layer.
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]

@@ -17,11 +17,7 @@ class Tracked(PowerIterated):
     **Guarantee.** None: the estimate is for the loss. Evaluation uses proved bounds of the stored weights, and no
     estimate enters a certificate.
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        iterations: steps of the power method in each step of training.
-        input_size: spatial size of the inputs, for the estimate.
+    The arguments are those of `track`.
     """
 
     def __init__(

@@ -11,9 +11,8 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, find_parametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.steps import of_moderate_size, widest_type
-from onelip.methods.registry import Layer, Method, attach_new, register_method
+from onelip.methods.numerics import of_moderate_size, stored_constant, widest_type
+from onelip.methods.registry import Layer, Method, attach_new, check_kind, register_method
 
 
 class UnitRows(LipschitzParametrization):
@@ -88,11 +87,8 @@ def lln(module: Layer, name: str = "weight") -> Layer:
         >>> bool(pair_distances(layer.weight).max() < 2.001)
         True
     """
-    if not isinstance(module, nn.Linear):
-        raise UnsupportedLayer(
-            f"expected the last Linear layer for last-layer normalisation, got {type(module).__name__}; "
-            "use it for the classifier only, and another method for the layers before"
-        )
+    advice = "use it for the classifier only, and another method for the layers before"
+    check_kind(module, (nn.Linear,), "last-layer normalisation", advice)
     return attach_new(UnitRows, module, name)
 
 

@@ -12,14 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.bounds import bound_weight
 from onelip.core.arguments import check_integer, per_axis
-from onelip.core.errors import NonFiniteWeight
 from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.lipschitz_module import Bound
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.reshaped import stored_constant
+from onelip.methods.numerics import MATRIX, KnownBound, stored_constant
 from onelip.methods.registry import Layer, Method, PaperRow, register_method
 from onelip.nn.init import tight_weight
 
@@ -28,18 +25,6 @@ _EXTENTS = 3
 
 # Steps of the power method when a layer is made.
 _FIRST_STEPS = 15
-
-_CONVOLUTIONS = {
-    (1, False): F.conv1d,
-    (2, False): F.conv2d,
-    (3, False): F.conv3d,
-    (1, True): F.conv_transpose1d,
-    (2, True): F.conv_transpose2d,
-    (3, True): F.conv_transpose3d,
-}
-
-# The geometry of a matrix.
-MATRIX = Geometry(transposed=False, groups=1, kernel_size=(), phases=(), identity_tap=())
 
 
 class Operator:
@@ -83,8 +68,7 @@ class Operator:
             return F.linear(x, W)
         if self.wrapping is not None:
             x = F.pad(x, self.wrapping, mode="circular")
-        convolve: object = _CONVOLUTIONS[self.dims, self.transposed]
-        return convolve(x, W, **self.settings)  # pyright: ignore[reportCallIssue]  the settings fit the layer
+        return getattr(F, f"conv{'_transpose' * self.transposed}{self.dims}d")(x, W, **self.settings)
 
     def start(self, like: Tensor) -> Tensor:
         """Return the initial unit vector (1, *input_shape), always the same: all processes must agree on it."""
@@ -135,48 +119,6 @@ def estimated_norm(operator: Operator, W: Tensor, v: Tensor) -> Tensor:
     r"""Return $\sigma = \|A v\| \le \|A\|$, differentiable in $W$: the derivative of $\|A\|$ if $v$ has converged."""
     with full_precision(W.device):
         return torch.linalg.vector_norm(operator(v.detach().to(W.dtype), W))
-
-
-class KnownBound:
-    """A proved bound that is recomputed only when the weight has changed: a proof can take seconds.
-
-    Examples:
-        >>> layer = nn.Linear(1, 1)
-        >>> _ = nn.init.constant_(layer.weight, 3.0)
-        >>> round(KnownBound()(layer.weight, geometry_of(layer)), 6)
-        3.0
-    """
-
-    _caches = ("._weight", "._geometry", "._bound")
-
-    def __init__(self) -> None:
-        self._weight: Tensor | None = None
-        self._geometry: Geometry | None = None
-        self._bound = math.nan
-
-    def __call__(self, weight: Tensor, geometry: Geometry) -> float:
-        """Return a proved upper bound on the norm of a layer with this weight.
-
-        Raises:
-            onelip.NonFiniteWeight: for infinities and NaNs.
-            OverflowError: if the bound is beyond the range of float64.
-        """
-        weight, known = weight.detach(), self._weight
-        # The values are compared: a version counter misses writes through `.data`.
-        is_known = known is not None and known.device == weight.device and torch.equal(known, weight)
-        if not is_known or geometry != self._geometry:
-            self._bound = bound_weight(weight, geometry, effort="high").value
-            self._weight, self._geometry = weight.clone(), geometry
-        return self._bound
-
-
-def stored_bound(weight: Tensor, geometry: Geometry, known: KnownBound | None = None) -> Bound:
-    """Return the bound of a stored weight, or why it has none; `known` avoids a second proof of the same weight."""
-    try:
-        norm = bound_weight(weight.detach(), geometry).value if known is None else known(weight, geometry)
-    except (NonFiniteWeight, OverflowError) as error:
-        return Bound(None, str(error))
-    return Bound(norm, "stored weights")
 
 
 def overlap_of_rows(geometry: Geometry, weight_shape: Sequence[int]) -> int:
@@ -292,12 +234,7 @@ class SpectralNorm(PowerIterated):
     Miyato, Kataoka, Koyama, Yoshida, "Spectral Normalization for Generative Adversarial Networks", ICLR 2018. On the
     operator of the convolution: Farnia et al., ICLR 2019; Gouk et al., 2021.
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        lipschitz: the constant $L$.
-        iterations: steps of the power method at each access in training.
-        input_size: spatial size of the inputs, for the estimate in training.
+    The arguments are those of `spectral_norm`.
     """
 
     def forward(self, P: Tensor) -> Tensor:
@@ -327,12 +264,7 @@ class ReshapedSpectralNorm(SpectralNorm):
     of training, with a proved bound of $\|M\|$. (Dividing by a bound of $\|J\|$ in evaluation only would shrink the
     weights by up to $\sqrt T$ per layer, and not the biases: the accuracy on digits fell from 98 % to 15 %.)
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        lipschitz: the norm of the reshaped kernel, or the constant of the layer with `overlap`.
-        iterations: steps of the power method at each access in training.
-        overlap: whether to divide by $\sqrt T$ as well.
+    The arguments are those of `spectral_norm_reshaped`.
     """
 
     operator: "_Reshaped"

@@ -31,10 +31,7 @@ from onelip.nn.init import tight_weight
 class Projection(LipschitzParametrization):
     """Base of methods by projection: override `project_`. In training the weight is the parameter itself.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        lipschitz: the constant of the layer after the projection.
+    The arguments are those of `LipschitzParametrization`.
 
     Examples:
         >>> class Box(Projection):
@@ -145,11 +142,7 @@ class Clipped(Projection):
 
     Arjovsky, Chintala, Bottou, "Wasserstein Generative Adversarial Networks", ICML 2017.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        lipschitz: the constant $L$; then $c = L / \sqrt N$.
-        clip: $c$ itself; then the constant is $c \sqrt N$.
+    The arguments are those of `LipschitzParametrization`, and the options of `clipping`.
 
     Attributes:
         clip: $c$.
@@ -172,7 +165,7 @@ class Clipped(Projection):
         return P if self.training else self._clipped(P)
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        return self._clipped(W)
+        return self._clipped(super().right_inverse(W))
 
     def project_(self, P: Tensor) -> None:
         P.copy_(self._clipped(P))
@@ -276,12 +269,7 @@ class SpectralBall(PowerIterated, Projection):
     Gouk, Frank, Pfahringer, Cree, "Regularisation of neural networks by enforcing Lipschitz continuity", Machine
     Learning 110, 2021.
 
-    Args:
-        module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.
-        name: name of the weight.
-        lipschitz: the constant $L$.
-        iterations: steps of the power method after each step of the optimizer.
-        input_size: spatial size of the inputs, for the estimate.
+    The arguments are those of `lcc`, without `p`.
     """
 
     def forward(self, P: Tensor) -> Tensor:
@@ -304,11 +292,7 @@ class SumBall(Projection):
     **Guarantee.** None for L2: the sums do not bound the spectral norm, so no constant is known by construction.
     Evaluation uses the proved bound of the stored weights.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        p: 1 or `math.inf`.
-        lipschitz: the constant $L$.
+    The arguments are those of `LipschitzParametrization`, and `p` of `lcc`.
     """
 
     def __init__(self, geometry: Geometry, weight_shape: Sequence[int], *, p: float, lipschitz: float = 1.0) -> None:
@@ -463,11 +447,7 @@ class Parseval(Projection):
     Cisse, Bojanowski, Grave, Dauphin, Usunier, "Parseval Networks: Improving Robustness to Adversarial Examples", ICML
     2017.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        beta: size of the step, at most 0.5.
-        rows: fraction of the rows that each step moves, chosen at random.
+    The arguments are those of `LipschitzParametrization`, and the options of `parseval`.
 
     Attributes:
         draws: buffer, the state of the random choice, if `rows` is below 1. With it in the state dict all processes
@@ -490,6 +470,7 @@ class Parseval(Projection):
         return P if self.factor == 1 else P * self.factor
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        W = super().right_inverse(W)
         return W if self.factor == 1 else W / self.factor
 
     def project_(self, P: Tensor) -> None:

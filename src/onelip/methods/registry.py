@@ -4,13 +4,15 @@
 `onelip.methods` register theirs when the package is imported.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from onelip.core.arguments import did_you_mean
+from onelip.core.arguments import check_name_free, did_you_mean
+from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
 from onelip.core.plugins import load_entry_points
@@ -20,6 +22,8 @@ Guarantee = Literal["proved", "at convergence"]
 Mechanism = Literal["parametrization", "projection", "penalty", "loss"]
 Mark = Literal["yes", "partly", "no"]
 Layer = TypeVar("Layer", bound=nn.Module)
+
+NOT_TRANSPOSED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 METHODS: dict[str, "Method"] = {}
 
@@ -110,6 +114,11 @@ class Method:
     note: str = ""
     citation: str = ""
 
+    @property
+    def function(self) -> Callable[..., nn.Module]:
+        """The documented function: that of `apply`, without the arguments of a `functools.partial`."""
+        return self.apply.func if isinstance(self.apply, functools.partial) else self.apply
+
 
 def attach_new(
     kind: Callable[..., LipschitzParametrization],
@@ -143,6 +152,20 @@ def attach_new(
     return attach(module, kind(geometry, weight.shape, **options), name)
 
 
+def check_kind(module: nn.Module, kinds: tuple[type[nn.Module], ...], method: str, advice: str) -> None:
+    """Raise `UnsupportedLayer` for a layer that is none of the kinds.
+
+    Examples:
+        >>> check_kind(nn.Conv1d(1, 1, 1), (nn.Linear,), "lln", "use 'aol'")
+        Traceback (most recent call last):
+        onelip.core.errors.UnsupportedLayer: expected Linear for lln, got Conv1d; use 'aol'
+    """
+    if not isinstance(module, kinds):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        one_of = "one of " if len(kinds) > 1 else ""
+        raise UnsupportedLayer(f"expected {one_of}{names} for {method}, got {type(module).__name__}; {advice}")
+
+
 def list_methods() -> list[str]:
     """Return the names of all methods, sorted.
 
@@ -166,7 +189,7 @@ def register_method(method: Method) -> Method:
         The same method.
 
     Raises:
-        ValueError: if the name is taken.
+        ValueError: if the name is taken by a method with another function.
 
     Examples:
         >>> import onelip
@@ -188,8 +211,7 @@ def register_method(method: Method) -> Method:
         0.25
         >>> _ = METHODS.pop("scaled")
     """
-    if method.name in METHODS:
-        raise ValueError(f"{method.name!r} is registered already; choose another name")
+    check_name_free(method.name, method.function, {name: known.function for name, known in METHODS.items()})
     METHODS[method.name] = method
     return method
 

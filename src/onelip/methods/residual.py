@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import attach, check_lipschitz, find_parametrization, original_of, weight_of
 from onelip.core.rounding import multiply_up
@@ -25,11 +25,12 @@ from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
 from onelip.methods.fourier.plain import plain_dense
 from onelip.methods.free_weights import Tracked, track
-from onelip.methods.power_iteration import KnownBound, SpectralNorm, stored_bound
-from onelip.methods.registry import Layer, Method, register_method
+from onelip.methods.numerics import KnownBound, stored_bound
+from onelip.methods.power_iteration import SpectralNorm
+from onelip.methods.registry import NOT_TRANSPOSED, Layer, Method, check_kind, register_method
+from onelip.methods.same_size import SameSizeConv
 from onelip.nn.aol import AOL
 
-_SERVED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _WAY_OUT = "use a method without residual connection, e.g. 'aol' or 'soc'"
 
 
@@ -84,8 +85,10 @@ class ConvexPotential(LipschitzModule):
         self.lipschitz = check_lipschitz(lipschitz, weight.dtype)
         self.hidden = weight.shape[0]
         self.channels = weight.shape[1] * self.geometry.groups
-        self.dilation = tuple(getattr(layer, "dilation", ()))
-        self.circular = getattr(layer, "padding_mode", "zeros") == "circular"
+        self.convolution: SameSizeConv | None = None
+        if isinstance(layer, nn.modules.conv._ConvNd):
+            is_circular = layer.padding_mode == "circular"
+            self.convolution = SameSizeConv(self.channels, layer.kernel_size, layer.dilation, layer.groups, is_circular)
         self.weight = nn.Parameter(weight.detach(), weight.requires_grad)
         self._known_bound = KnownBound()
         bias = layer.bias
@@ -93,10 +96,11 @@ class ConvexPotential(LipschitzModule):
 
     def forward(self, x: Tensor) -> Tensor:
         V = self.weight
-        if V.dim() == 2:
+        if self.convolution is None:
             step = F.linear(F.relu(F.linear(x, V, self.bias)), V.T)
         else:
-            step = self._adjoint(F.relu(self._convolution(x, V)), V)
+            self.convolution.check(x)
+            step = self.convolution.adjoint(F.relu(self.convolution(x, V, self.bias)), V)
         y = torch.add(x, step, alpha=-2)  # one pass over memory, also for the derivative; doubling is exact
         return y if self.lipschitz == 1 else y * self.lipschitz
 
@@ -118,7 +122,7 @@ class ConvexPotential(LipschitzModule):
             return None
         V = tensors["weight"].flatten(1)
         everything = slice(None)
-        return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.dilation))
+        return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.geometry.kernel_size))
 
     def _is_bounded(self) -> bool:
         """Return whether ||V|| <= 1 is proved, up to rounding."""
@@ -139,39 +143,11 @@ class ConvexPotential(LipschitzModule):
     def _shape(self) -> tuple[int, ...]:
         return (self.hidden, self.channels // self.geometry.groups, *self.geometry.kernel_size)
 
-    @property
-    def _padding(self) -> list[int]:
-        return [d * (k - 1) // 2 for k, d in zip(self.geometry.kernel_size, self.dilation, strict=True)]
-
-    def _wrapped(self, x: Tensor) -> Tensor:
-        return F.pad(x, [p for n in reversed(self._padding) for p in (n, n)], mode="circular")
-
-    def _convolution(self, x: Tensor, V: Tensor) -> Tensor:
-        axes = len(self.dilation)
-        if x.dim() != axes + 2 or x.shape[1] != self.channels:
-            raise ValueError(
-                f"expected an input (batch, {self.channels}, {axes} spatial axes), got shape {tuple(x.shape)}; "
-                "check the layer before it"
-            )
-        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        padding = self._padding
-        if self.circular:
-            x, padding = self._wrapped(x), 0
-        return convolve(x, V, self.bias, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
-
-    def _adjoint(self, h: Tensor, V: Tensor) -> Tensor:
-        convolve: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.dilation) - 1]
-        padding = self._padding
-        if self.circular:
-            # Entry i of the transposed layer reads h[i + p - d t], which is i .. i + 2 p of the wrapped h.
-            h, padding = self._wrapped(h), [2 * p for p in padding]
-        return convolve(h, V, padding=padding, dilation=self.dilation, groups=self.geometry.groups)
-
     def extra_repr(self) -> str:
         taps = ""
-        if self.geometry.kernel_size:  # all settings of the function: a proof is identified by them and the weights
-            taps = f", kernel_size={self.geometry.kernel_size}, dilation={self.dilation}"
-            taps += f", groups={self.geometry.groups}" + ", circular" * self.circular
+        if (conv := self.convolution) is not None:
+            taps = f", kernel_size={conv.kernel_size}, dilation={conv.dilation}, groups={conv.groups}"
+            taps += ", circular" * conv.circular
         return f"{self.channels}, hidden={self.hidden}{taps}, lipschitz={self.lipschitz}"
 
 
@@ -183,38 +159,25 @@ def _lower_potential(low: Lowering) -> int:
     larger kernels and for groups.
     """
     module = low.module
-    hidden, second, *kernel = module.weight.shape
-    if not kernel:
+    if module.convolution is None:
         return low.refuse()
-    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
-    layer = kind(
-        second * module.geometry.groups,
-        hidden,
-        tuple(kernel),
-        padding=tuple(module._padding),
-        dilation=module.dilation,
-        groups=module.geometry.groups,
-        padding_mode="circular" if module.circular else "zeros",
-        device="meta",
-    )
+    layer = module.convolution.as_layer(module.hidden)
     found = affine(low, layer, low.source, module.weight, module.bias, kind=Potential)
     return found if module.lipschitz == 1 else low.emit(Scale, found, factor=float(module.lipschitz))
 
 
 def check_keeps_size(layer: nn.Module) -> None:
     """Raise `UnsupportedLayer` unless the output of the layer has the spatial size of its input."""
-    if not isinstance(layer, _SERVED):
-        names = ", ".join(kind.__name__ for kind in _SERVED)
-        raise UnsupportedLayer(f"expected one of {names} for a residual layer, got {type(layer).__name__}; {_WAY_OUT}")
-    if isinstance(layer, nn.Linear):
+    check_kind(layer, NOT_TRANSPOSED, "a residual layer", _WAY_OUT)
+    if not isinstance(layer, nn.modules.conv._ConvNd):
         return
     if any(s != 1 for s in layer.stride):
         raise UnsupportedLayer(
             f"expected stride 1 for a residual layer, got {layer.stride}; use onelip.nn.ConcatenationPool2d and "
             f"a layer of stride 1, or {_WAY_OUT}"
         )
-    for k, d, p in zip(layer.kernel_size, layer.dilation, _left_padding(layer), strict=True):
-        if k % 2 == 0 or 2 * p != d * (k - 1):
+    for k, d, p in zip(layer.kernel_size, layer.dilation, padding_of(layer), strict=True):
+        if k % 2 == 0 or sum(p) != d * (k - 1):
             raise UnsupportedLayer(
                 f"expected an odd kernel and padding dilation * (kernel_size - 1) / 2, which keep the size of images, "
                 f"got kernel size {k}, dilation {d} and padding {layer.padding}; change them, or {_WAY_OUT}"
@@ -234,10 +197,8 @@ def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
         )
     if hidden is None or hidden == outputs:
         return layer
-    if isinstance(hidden, bool) or not isinstance(hidden, int) or hidden < 1 or hidden % geometry.groups:
-        raise ValueError(
-            f"expected hidden to be a positive multiple of the number of groups, {geometry.groups}, got {hidden!r}"
-        )
+    if check_integer("hidden", hidden) % geometry.groups:
+        raise ValueError(f"expected hidden to be a multiple of the number of groups, {geometry.groups}, got {hidden}")
     place: dict[str, Any] = {"bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
     if isinstance(layer, nn.Linear):
         return nn.Linear(inputs, hidden, **place)
@@ -255,12 +216,6 @@ def reset_spread(P: Tensor) -> None:
     """
     if not P.is_meta:
         nn.init.xavier_normal_(P)
-
-
-def _left_padding(layer: nn.modules.conv._ConvNd) -> list[float]:
-    if layer.padding == "same":
-        return [d * (k - 1) / 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
-    return [0] * len(layer.kernel_size) if layer.padding == "valid" else [int(p) for p in layer.padding]
 
 
 class SLLWeight(AOL):
@@ -341,7 +296,7 @@ register_method(
         citation="Alexandre Araujo, Aaron Havens, Blaise Delattre, Alexandre Allauzen, Bin Hu, "
         '"A Unified Algebraic Perspective on Lipschitz Neural Networks", ICLR 2023.',
         guarantee="proved",
-        layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        layers=NOT_TRANSPOSED,
         apply=sll,
         options=({"hidden": 6}, {"lipschitz": 0.5}),
         replaces=True,
@@ -366,12 +321,7 @@ class CPLWeight(SpectralNorm):
 
     Meunier, Delattre, Araujo, Allauzen, "A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.
 
-    Args:
-        module: Linear, or Conv1d to Conv3d.
-        name: name of the weight.
-        lipschitz: the norm of $V$.
-        iterations: steps of the power method at each access in training.
-        input_size: spatial size of the inputs, for the estimate in training.
+    The arguments are those of `spectral_norm`.
     """
 
     @torch.no_grad()
@@ -425,7 +375,7 @@ register_method(
         citation="Laurent Meunier, Blaise Delattre, Alexandre Araujo, Alexandre Allauzen, "
         '"A Dynamical System Perspective for Lipschitz Neural Networks", ICML 2022.',
         guarantee="at convergence",
-        layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        layers=NOT_TRANSPOSED,
         apply=cpl,
         options=({"hidden": 6, "iterations": 3}, {"lipschitz": 0.5}),
         replaces=True,
@@ -451,12 +401,7 @@ class LinearResidual(Tracked):
 
     Hu, Zou, Wang, Leino, Fredrikson, "Unlocking Deterministic Robustness Certification on ImageNet", NeurIPS 2023.
 
-    Args:
-        module: the convolution.
-        name: name of the weight.
-        depth: number of such layers in the network.
-        iterations: steps of the power method in each step of training.
-        input_size: spatial size of the inputs, for the estimate.
+    The arguments are those of `liresnet`.
 
     Attributes:
         gamma: parameter, initialised with 1.
@@ -482,6 +427,7 @@ class LinearResidual(Tracked):
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
         """Return the K for this W, if gamma is not zero."""
+        W = super().right_inverse(W)
         return (W - self._identity(W)) * (math.sqrt(self.depth) / self.gamma.to(W.dtype))
 
     def estimated_constant(self, P: Tensor) -> Tensor:

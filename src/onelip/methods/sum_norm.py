@@ -6,12 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.steps import widest_type
-from onelip.methods.registry import Layer, attach_new
+from onelip.methods.numerics import widest_type
+from onelip.methods.registry import Layer, attach_new, check_kind
 
 Norm = Literal["1", "inf", "1-inf"]
 _AXES: dict[str, tuple[int, ...]] = {"1": (0,), "inf": (1,), "1-inf": ()}
@@ -35,11 +34,7 @@ class SumNorm(LipschitzParametrization):
     **Guarantee.** Proved for the stored weight, with rounding, in these norms. None for L2: `onelip.summary` reports
     the layer as unproved, and `onelip.audit` and `onelip.certify` bound its stored weight.
 
-    Args:
-        geometry: of a Linear layer, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        norm: "1", "inf" or "1-inf".
-        lipschitz: the constant $L$.
+    The arguments are those of `LipschitzParametrization`, and the options of `sum_norm`.
     """
 
     def __init__(
@@ -90,9 +85,6 @@ def sum_norm(module: Layer, name: str = "weight", *, norm: Norm = "inf", lipschi
         >>> bool(layer.weight.abs().sum(1).max() <= 1)
         True
     """
-    if not isinstance(module, nn.Linear):
-        raise UnsupportedLayer(
-            f"expected Linear for sums of magnitudes, got {type(module).__name__}; "
-            "flatten the input, or use a method for L2 such as 'aol'"
-        )
+    advice = "flatten the input, or use a method for L2 such as 'aol'"
+    check_kind(module, (nn.Linear,), "sums of magnitudes", advice)
     return attach_new(SumNorm, module, name, norm=norm, lipschitz=lipschitz)

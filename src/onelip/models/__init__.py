@@ -6,21 +6,12 @@
 All are `nn.Sequential`. `register_model` adds your own.
 """
 
-from onelip.models import fast as fast, paper as paper  # registers the models
+from onelip.models import fast as fast, paper as paper
 from onelip.models.registry import (
-    ModelDescription,
-    create_model,
-    describe_model,
-    list_models,
-    model_options,
-    register_model,
+    ModelDescription as ModelDescription,
+    create_model as create_model,
+    describe_model as describe_model,
+    list_models as list_models,
+    model_options as model_options,
+    register_model as register_model,
 )
-
-__all__ = [
-    "ModelDescription",
-    "create_model",
-    "describe_model",
-    "list_models",
-    "model_options",
-    "register_model",
-]

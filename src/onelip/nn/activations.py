@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from onelip.core.arguments import check_integer
+from onelip.core.arguments import check_integer, check_number
 from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.kinds import Abs as AbsNode, Sort
@@ -292,9 +292,7 @@ class Abs(LipschitzModule):
 
     def __init__(self, fraction: float = 1.0, dim: int = 1) -> None:
         super().__init__()
-        if not 0.0 <= fraction <= 1.0:
-            raise ValueError(f"expected fraction in [0, 1], got {fraction!r}; 1 takes |x| of every channel")
-        self.fraction = float(fraction)
+        self.fraction = check_number("fraction", fraction, 0, 1)
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:

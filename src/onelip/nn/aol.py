@@ -128,8 +128,7 @@ class AOL(LipschitzParametrization):
 
         The factor is 1 for each weight that AOL itself can produce; see `onelip.gram.perron`.
         """
-        if tuple(W.shape) != self.weight_shape:
-            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
+        W = super().right_inverse(W)
         if W.is_meta or not W.any() or not W.isfinite().all():
             return W.clone()  # nothing to balance; NaN and infinity are kept
         kernel = self.geometry.to_kernel(W.to(working_type(W.dtype)), self.side)

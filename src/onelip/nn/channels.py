@@ -10,7 +10,7 @@ from torch import Tensor, distributed as dist
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from onelip.core.arguments import check_integer
+from onelip.core.arguments import check_integer, check_number
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.tracing import is_scripting
 from onelip.graph import kinds
@@ -276,10 +276,8 @@ class BatchCentering(LipschitzModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0.0 <= momentum <= 1.0:
-            raise ValueError(f"expected momentum in [0, 1], got {momentum!r}; it is the weight of the new batch")
         self.num_features = check_integer("num_features", num_features)
-        self.momentum = momentum
+        self.momentum = check_number("momentum", momentum, 0, 1)
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:

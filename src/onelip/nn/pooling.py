@@ -16,7 +16,7 @@ from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.rounding import root_at_most, up_root
 from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.ops.movement import space_to_depth
+from onelip.graph.ops.movement import space_to_depth as lower_space_to_depth
 from onelip.graph.ops.pooling import average
 
 Size = int | Sequence[int]
@@ -60,6 +60,30 @@ class _Pool(LipschitzModule):
         return f"kernel_size={self.kernel_size}, stride={self.stride}"
 
 
+def space_to_depth(x: Tensor, block: Sequence[int]) -> Tensor:
+    """Turn the entries of each block of pixels into channels, in the order of `torch.nn.PixelUnshuffle`.
+
+    Args:
+        x: (..., channels, *size).
+        block: for each spatial axis, the size of a block, which divides that of x.
+
+    Examples:
+        >>> space_to_depth(torch.arange(6).reshape(1, 6), (2,))
+        tensor([[0, 2, 4],
+                [1, 3, 5]])
+    """
+    if all(k == 1 for k in block):
+        return x
+    axes = len(block)
+    *outer, channels = x.shape[:-axes]
+    sizes = [n // k for n, k in zip(x.shape[-axes:], block, strict=True)]
+    y = x.reshape(*outer, channels, *(part for pair in zip(sizes, block, strict=True) for part in pair))
+    first = len(outer) + 1  # (..., c, h/k, k, w/k, k)
+    offsets, positions = range(first + 1, y.dim(), 2), range(first, y.dim(), 2)
+    y = y.permute(*range(first), *offsets, *positions)  # (..., c, k, k, h/k, w/k)
+    return y.reshape(*outer, channels * math.prod(block), *sizes)
+
+
 class _ConcatenationPool(_Pool):
     proved_constant = 1.0
 
@@ -79,19 +103,13 @@ class _ConcatenationPool(_Pool):
 
     def _split(self, x: Tensor) -> Tensor:
         self._check(x)
-        *outer, channels = x.shape[: -self.axes]
         sizes, k = x.shape[-self.axes :], self.kernel_size
         if any(n % m for n, m in zip(sizes, k, strict=True)):
             raise ValueError(
                 f"{type(self).__name__} expected spatial sizes that are multiples of {k}, got {tuple(sizes)} "
                 f"(input of shape {tuple(x.shape)}); crop or zero-pad the input first, both are 1-Lipschitz"
             )
-        split = [part for n, m in zip(sizes, k, strict=True) for part in (n // m, m)]
-        y = x.reshape(*outer, channels, *split)  # (..., c, h/k, k, w/k, k)
-        first = len(outer) + 1
-        offsets, positions = range(first + 1, y.dim(), 2), range(first, y.dim(), 2)
-        y = y.permute(*range(first), *offsets, *positions)  # (..., c, k, k, h/k, w/k)
-        return y.reshape(*outer, channels * math.prod(k), *y.shape[-self.axes :])
+        return space_to_depth(x, k)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}"
@@ -381,7 +399,7 @@ def lapped_patches(
 
 @lowers(ConcatenationPool1d, ConcatenationPool2d, ConcatenationPool3d)
 def _lower_concatenation(low: Lowering) -> int:
-    return space_to_depth(low, list(low.module.kernel_size))
+    return lower_space_to_depth(low, list(low.module.kernel_size))
 
 
 @lowers(LipschitzAvgPool1d, LipschitzAvgPool2d, LipschitzAvgPool3d)

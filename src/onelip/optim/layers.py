@@ -29,7 +29,7 @@ class OrthogonalParameter:
     side: str
 
     def to_kernel(self, tensor: Tensor) -> Tensor:
-        """A tensor of the shape of P as a kernel (groups, rows, columns, *taps) of at least float32."""
+        """Return a tensor of the shape of P as a kernel (groups, rows, columns, *taps) of at least float32."""
         tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
         if not self._is_tiled:
             return self.geometry.to_kernel(tensor, self.side)
@@ -47,7 +47,7 @@ class OrthogonalParameter:
 
     @property
     def _is_tiled(self) -> bool:
-        """Whether all taps are phases of the stride: any order of the rows serves then."""
+        """Whether all taps are phases of the stride; then the order of the rows does not matter."""
         g = self.geometry
         return g.groups == 1 and not g.transposed and g.kernel_size == g.phases
 
@@ -65,12 +65,12 @@ class OrthogonalParameter:
 
 @lru_cache(maxsize=1024)
 def _kernel_shape(geometry: Geometry, shape: tuple[int, ...], side: str) -> tuple[int, ...]:
-    """Asked for at every step, and not cheap: a kernel is made to see its shape."""
+    """Return the shape of a kernel. It is cached: each step asks for it, and it takes a kernel on the meta device."""
     return geometry.kernel_shape(shape, side)
 
 
 def orthogonal_parameters(model: nn.Module) -> list[OrthogonalParameter]:
-    """The parameters of AOL and of other orthogonal layers; tied ones once.
+    """Return the parameters of AOL and of other orthogonal layers; tied parameters occur once.
 
     Examples:
         >>> import onelip
@@ -91,7 +91,7 @@ def orthogonal_parameters(model: nn.Module) -> list[OrthogonalParameter]:
 
 @torch.no_grad()
 def retract_(model: nn.Module, kind: Retraction = "r2") -> int:
-    """Retract the parameters of all orthogonal layers of a model in place; returns their number.
+    """Retract the parameters of all orthogonal layers of a model in place, and return their number.
 
     See `onelip.optim.retract`. `onelip.optim.retract_after` does it after each step of an optimizer.
 

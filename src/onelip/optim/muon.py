@@ -37,7 +37,7 @@ class LipschitzMuon(Optimizer):
 
     The step is a function of the gradients and of the state alone, so it works with gradient clipping,
     DistributedDataParallel and schedulers of the learning rate. Since $\mathrm{orth}(D)$ does not depend on the scale
-    of the gradient, $\eta$ is about the angle of a step: 0.02 to 0.08 for short runs, 0.005 to 0.02 beside batches of
+    of the gradient, $\eta$ is about the angle of a step: 0.02 to 0.08 for short runs, 0.005 to 0.02 for batches of
     fewer than 100 images.
 
     Args:
@@ -166,7 +166,7 @@ class LipschitzMuon(Optimizer):
         parameter.set_kernel(P)
 
     def _products(self, P: Tensor, products: Products) -> torch.dtype | None:
-        """The type of products of a parameter; None for its own. A measurement is kept in the state."""
+        """Return the type of the products of a parameter; None for its own type. A measurement is kept in the state."""
         if products == "float32" or P.dtype == torch.float64:
             return None
         state = self.state[P]

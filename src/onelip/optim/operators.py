@@ -1,8 +1,8 @@
 r"""Retraction, tangent projection and orthogonalisation of operators, as pure functions of kernels.
 
-A kernel $P$ of shape (groups, rows, columns, *taps) is what `onelip.core.geometry` makes of the weight of any linear
-layer: a batch of convolutions of stride 1, or of matrices where there are no taps. Products of operators are products
-of matrices, or correlations of kernels; $P G$ has more taps than $P$ and is cut back to those of $P$.
+A kernel $P$ of shape (groups, rows, columns, *taps) is the form of the weight of any linear layer in
+`onelip.core.geometry`: a batch of convolutions of stride 1, or of matrices if there are no taps. Products of operators
+are products of matrices, or correlations of kernels; $P G$ has more taps than $P$ and is cut back to those of $P$.
 """
 
 import math

@@ -17,7 +17,7 @@ _KIND = "retraction_kind"
 
 
 class Retracted(RemovableHandle):
-    """The handle of `retract_after`: `remove()` ends both the projection and the retraction."""
+    """The handle of `retract_after`: `remove()` stops both the projection and the retraction."""
 
     def __init__(self, *handles: RemovableHandle) -> None:
         self.handles = handles
@@ -35,14 +35,14 @@ def retract_after(
     tangent: bool = False,
     every: int = 1,
 ) -> RemovableHandle:
-    """Make an optimizer keep the AOL layers of a model near orthogonality; `.remove()` the handle to end that.
+    """Keep the AOL layers of a model near orthogonality; `.remove()` of the returned handle stops it.
 
     Parameters without a gradient are left unchanged. Between retractions by R2 the training step can leave AOL out:
     run it within `onelip.optim.unscaled(model)`. It then costs about as much as the step of a plain network.
 
     Args:
         optimizer: any optimizer of torch.
-        model: the model whose orthogonal layers are meant.
+        model: a model with orthogonal layers, such as AOL layers.
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
         every: retract after every `every`-th step. The count is kept in the state dict of the optimizer. The larger the

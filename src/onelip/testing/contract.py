@@ -34,6 +34,9 @@ _ORDINARY = ("gaussian", "positive", "zero columns", "zero", "one tap")
 _TIGHT = ("one hot", "ones")
 
 
+_Run = Callable[[Method, LayerCase, nn.Module, dict[str, Any]], None]
+
+
 class ContractViolation(AssertionError):
     """A method violates the contract; the message states the check, the layer and the measured values."""
 
@@ -136,6 +139,42 @@ def _form(layer: nn.Module) -> tuple[str, ...]:
 # ---- the checks
 
 
+@dataclass(frozen=True)
+class Check:
+    """One check of the contract; `@_check()` makes a function one, under its name in words.
+
+    Attributes:
+        run: function (method, case, layer, options); `layer` is the result of applying the method to the case.
+        least: minimum number of layers of each kind in `method.layers` that it must run on.
+        weights: kinds of weights of the layers; None for all.
+        dtypes: dtypes of the layers.
+        all_traits: whether it runs on layers with every trait, instead of one of each kind and form.
+        with_options: whether it also runs with each of `method.options`.
+        moving_states: whether it applies to methods with `train_equals_eval=False`.
+    """
+
+    run: _Run
+    least: int = 2
+    weights: tuple[str, ...] | None = _ORDINARY
+    dtypes: tuple[torch.dtype, ...] = FULL_TYPES
+    all_traits: bool = True
+    with_options: bool = True
+    moving_states: bool = True
+
+
+CHECKS: dict[str, Check] = {}
+NORM = "norm within claim"  # the first check, which the others follow
+
+
+def _check(**settings: Any) -> Callable[[_Run], _Run]:
+    def register(run: _Run) -> _Run:
+        CHECKS[run.__name__.replace("_", " ")] = Check(run, **settings)
+        return run
+
+    return register
+
+
+@_check(least=8, weights=None, dtypes=ALL_TYPES)
 def norm_within_claim(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """For all parameters, no singular value of the Jacobian is above the claimed constant.
 
@@ -150,6 +189,7 @@ def norm_within_claim(method: Method, case: LayerCase, layer: nn.Module, options
     norm.check(f"with {kind} parameters")
 
 
+@_check(weights=("gaussian",))
 def norm_after_training(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """The same after some optimizer steps that increase the outputs, and with other parameters after these."""
     norm = _Norm(method, case, layer, options)
@@ -241,6 +281,7 @@ def _compare(jacobians: Tensor, claimed: float, case: LayerCase, times: int, sta
     _require(norm <= allowed, f"norm <= {claimed} up to rounding ({allowed})", case, norm=norm, state=state)
 
 
+@_check()
 def gradients_finite(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """Gradients of all parameters are finite, in training and evaluation, also for zero columns and after `reset`."""
     for state in ("as applied", "as initialised by `reset`"):
@@ -261,6 +302,8 @@ def gradients_finite(method: Method, case: LayerCase, layer: nn.Module, options:
             raise ContractViolation(f"expected: `reset` initialises the layer; got: {error!r}; for {case}") from error
 
 
+# Power iteration changes its own state: the function changes from call to call.
+@_check(weights=("gaussian",), dtypes=(torch.float64,), moving_states=False)
 def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """Derivatives with respect to the parameters agree with finite differences, in float64, in random directions.
 
@@ -281,6 +324,7 @@ def gradients_right(method: Method, case: LayerCase, layer: nn.Module, options: 
         _require(False, "gradients that agree with differences", case, got=error)
 
 
+@_check(weights=None)
 def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """bake returns a plain torch layer with the same outputs, and does not change the original."""
     layer.eval()
@@ -303,6 +347,7 @@ def bakes(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, 
     )
 
 
+@_check()
 def copies_and_loads(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """deepcopy and a state-dict round trip reproduce the layer."""
     x = _inputs(case)
@@ -318,6 +363,7 @@ def copies_and_loads(method: Method, case: LayerCase, layer: nn.Module, options:
         _require(torch.equal(other(x), expected), "a state dict that restores the layer", case)
 
 
+@_check(weights=None, moving_states=False)
 def train_equals_eval(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """Training and evaluation compute the same function."""
     x = _inputs(case)
@@ -327,6 +373,7 @@ def train_equals_eval(method: Method, case: LayerCase, layer: nn.Module, options
     _require(same, "the same function in training and evaluation", case, off=(trained - evaluated).abs().max())
 
 
+@_check(weights=None)
 @torch.no_grad()
 def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """Autocast does not change how the weight is computed.
@@ -350,6 +397,7 @@ def autocast_harmless(method: Method, case: LayerCase, layer: nn.Module, options
     _require(same, "the same weight under autocast", case, difference=(got - expected).abs().max())
 
 
+@_check(least=1, all_traits=False, with_options=False)
 def exports(method: Method, case: LayerCase, layer: nn.Module, options: dict[str, Any]) -> None:
     """torch.export traces the baked layer for any batch size.
 
@@ -376,44 +424,6 @@ def _inputs(case: LayerCase) -> Tensor:
 
 
 # ---- running them
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check of the contract.
-
-    Attributes:
-        run: function (method, case, layer, options); `layer` is the result of applying the method to the case.
-        least: minimum number of layers of each kind in `method.layers` that it must run on.
-        weights: kinds of weights of the layers; None for all.
-        dtypes: dtypes of the layers.
-        all_traits: whether it runs on layers with every trait, instead of one of each kind and form.
-        with_options: whether it also runs with each of `method.options`.
-        moving_states: whether it applies to methods with `train_equals_eval=False`.
-    """
-
-    run: Callable[[Method, LayerCase, nn.Module, dict[str, Any]], None]
-    least: int = 2
-    weights: tuple[str, ...] | None = _ORDINARY
-    dtypes: tuple[torch.dtype, ...] = FULL_TYPES
-    all_traits: bool = True
-    with_options: bool = True
-    moving_states: bool = True
-
-
-NORM = "norm within claim"
-CHECKS: dict[str, Check] = {
-    NORM: Check(norm_within_claim, 8, None, ALL_TYPES),
-    "norm after training": Check(norm_after_training, weights=("gaussian",)),
-    "gradients finite": Check(gradients_finite),
-    # Power iteration changes its own state: the function changes from call to call.
-    "gradients right": Check(gradients_right, weights=("gaussian",), dtypes=(torch.float64,), moving_states=False),
-    "bakes": Check(bakes, weights=None),
-    "copies and loads": Check(copies_and_loads),
-    "train equals eval": Check(train_equals_eval, weights=None, moving_states=False),
-    "autocast harmless": Check(autocast_harmless, weights=None),
-    "exports": Check(exports, 1, all_traits=False, with_options=False),
-}
 
 
 # An accepted layer, its form, and its traits.

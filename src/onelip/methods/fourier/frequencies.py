@@ -106,6 +106,20 @@ def real_waves(size: tuple[int, ...], seen: tuple[int, ...]) -> Tensor:
     return torch.stack([cosine, -sine], 1).mul(scale[:, None, None]).flatten(0, 1)
 
 
+def real_form(parts: Tensor) -> Tensor:
+    r"""Return complex matrices $M$ as real ones, $\begin{pmatrix} \mathrm{Re}\,M & -\mathrm{Im}\,M \\ \mathrm{Im}\,M &
+    \mathrm{Re}\,M \end{pmatrix}$.
+
+    Args:
+        parts: real and imaginary parts (b, rows, columns, 2).
+
+    Returns:
+        (b, 2 rows, 2 columns).
+    """
+    real, imaginary = parts.unbind(-1)
+    return torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+
+
 class Period:
     """A circular convolution of real images by one complex matrix per frequency: `Period(size)(x, matrices)`.
 
@@ -153,8 +167,7 @@ class Period:
         waves = real_waves(self.size, self.size).to(x) if self._waves is None else self._waves.like(x)
         pixels = x.flatten(2).mT  # (batch, pixels, columns)
         spectrum = torch.matmul(waves, pixels).unflatten(1, (count, 2)).flatten(2)  # (batch, frequencies, 2 columns)
-        real, imaginary = torch.view_as_real(matrices.resolve_conj()).unbind(-1)
-        blocks = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
+        blocks = real_form(torch.view_as_real(matrices.resolve_conj()))
         product = torch.bmm(spectrum.transpose(0, 1), blocks.mT).transpose(0, 1)  # (batch, frequencies, 2 rows)
         y = torch.matmul(waves.T, product.reshape(len(x), 2 * count, rows))
         return y.mT.unflatten(2, self.size)

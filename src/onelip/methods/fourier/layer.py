@@ -1,7 +1,8 @@
-"""What the Fourier methods share: parametrizations by one matrix per frequency, and the module `FourierConv`."""
+"""Shared parts of the Fourier methods: parametrizations by one matrix per frequency, and the module `FourierConv`."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,11 +27,10 @@ from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.core.state_dicts import settings_shown
 from onelip.core.tracing import Constant, is_traced
-from onelip.methods.fourier.frequencies import Period, fourier_matrix
-from onelip.methods.fourier.plain import plain_periodic
-from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size, widest_type
-from onelip.methods.power_iteration import stored_bound
+from onelip.methods.fourier.frequencies import Period, fourier_matrix, real_form
+from onelip.methods.fourier.plain import check_shape, plain_periodic
+from onelip.methods.numerics import MATRIX, UNIT64, of_moderate_size, stored_bound, stored_constant, widest_type
+from onelip.methods.registry import NOT_TRANSPOSED, check_kind
 
 # Up to this number of columns the cost of float64 is negligible.
 _FEW_COLUMNS = 32
@@ -134,7 +134,7 @@ class _Map(LipschitzParametrization):
     def reset(self, P: Tensor) -> None:
         """Initialise as the authors do."""
         if not P.is_meta and P.numel():
-            self.orthogonal.reset(P[None] if isinstance(self, FrequencyMap) else P)  # (g, m, n, *taps)
+            self.orthogonal.reset(P)
 
     def describe(self) -> str:
         return self.orthogonal.title
@@ -161,9 +161,8 @@ class DenseMap(_Map):
 
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
-        if tuple(W.shape) != self.weight_shape:
-            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
-        return self.orthogonal.parameter(self.geometry.to_kernel(W, "inputs").flatten(2)).contiguous()
+        kernel = self.geometry.to_kernel(super().right_inverse(W), "inputs").flatten(2)
+        return self.orthogonal.parameter(kernel).contiguous()
 
     def constant_in(self, dtype: torch.dtype) -> float:
         rows, columns = self.orthogonal.rows, self.orthogonal.columns
@@ -239,9 +238,11 @@ class FrequencyMap(_Map):
 
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
-        if tuple(W.shape) != self.weight_shape:
-            raise ValueError(f"expected a kernel of shape {self.weight_shape}, got {tuple(W.shape)}")
-        return self.orthogonal.parameter(W[None])[0].contiguous()
+        return self.orthogonal.parameter(super().right_inverse(W)[None])[0].contiguous()
+
+    def reset(self, P: Tensor) -> None:
+        """Initialise as the authors do."""
+        super().reset(P[None])  # one group
 
     def constant_in(self, dtype: torch.dtype) -> float:
         # As real matrices of twice the size.
@@ -257,9 +258,6 @@ class FrequencyMap(_Map):
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
-
-
-SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class FourierConv(LipschitzModule):
@@ -308,12 +306,7 @@ class FourierConv(LipschitzModule):
         self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[1:]) != (self.in_channels, *self.input_size):
-            raise ValueError(
-                f"expected an input (batch, {self.in_channels}, {', '.join(map(str, self.input_size))}), the size that "
-                f"the layer was built for, got shape {tuple(x.shape)}; rebuild it with the input_size of your "
-                "images, or resize them"
-            )
+        check_shape(x, (self.in_channels, *self.input_size))
         with full_precision(x.device):
             y = self._filtered(x.to(working_type(x.dtype))).to(x.dtype)
         return y if self.bias is None else y + self.bias.reshape(-1, *(1 for _ in self.size))
@@ -373,9 +366,7 @@ class FourierConv(LipschitzModule):
 
 def stored_norm(weight: Tensor) -> Bound:
     """Return a proved bound on the norms of complex matrices, stored as (b, rows, columns, 2)."""
-    real, imaginary = weight.unbind(-1)
-    matrices = torch.cat([torch.cat([real, -imaginary], 2), torch.cat([imaginary, real], 2)], 1)
-    return stored_bound(matrices.flatten(0, 1), Geometry(False, len(weight), (), (), ()))
+    return stored_bound(real_form(weight).flatten(0, 1), replace(MATRIX, groups=len(weight)))
 
 
 def replaced(
@@ -405,8 +396,7 @@ def replaced(
     Raises:
         onelip.UnsupportedLayer: for layers that the method does not support.
     """
-    check_supported(layer, method)
-    geometry = geometry_of(layer)
+    geometry = supported_geometry(layer, method)
     weight = weight_of(layer, geometry)
     lipschitz = check_lipschitz(lipschitz, weight.dtype)
     kernel = geometry.to_kernel(weight.detach(), "inputs")
@@ -423,20 +413,26 @@ def replaced(
         size = layer.kernel_size
         spacing = tuple(-(-n // k) for n, k in zip(given, size, strict=True))
         dilation, starts = (1,) * len(size), [-((k - 1) // 2) for k in size]
-    shifts = tuple(
-        tuple(d * t + start for t in range(k)) for k, d, start in zip(layer.kernel_size, dilation, starts, strict=True)
-    )
+    shifts = tap_shifts(layer.kernel_size, dilation, starts)
     made = FourierConv(layer, input_size=given, size=size, spacing=spacing)
     return attach(
         made, FrequencyMap(geometry, weight.shape, make(kernel), size=size, shifts=shifts, lipschitz=lipschitz)
     )
 
 
-def check_supported(layer: nn.Module, method: str) -> None:
-    """Raise `UnsupportedLayer` for layers other than those of SUPPORTED."""
-    if not isinstance(layer, SUPPORTED):
-        names = ", ".join(kind.__name__ for kind in SUPPORTED)
-        raise UnsupportedLayer(f"expected one of {names} for {method}, got {type(layer).__name__}; use 'bcop' or 'aoc'")
+def tap_shifts(
+    kernel_size: Sequence[int], dilation: Sequence[int], starts: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return, for each axis, the pixel that each tap reads, relative to the output pixel; `starts` are the first."""
+    axes = zip(kernel_size, dilation, starts, strict=True)
+    return tuple(tuple(d * t + start for t in range(k)) for k, d, start in axes)
+
+
+def supported_geometry(layer: nn.Module, method: str) -> Geometry:
+    """Return the geometry of a layer; raise `UnsupportedLayer` for transposed layers."""
+    geometry = geometry_of(layer)
+    check_kind(layer, NOT_TRANSPOSED, method, "use 'bcop' or 'aoc'")
+    return geometry
 
 
 def check_periodic(

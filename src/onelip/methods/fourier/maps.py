@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from onelip.core.arguments import check_integer, check_number
 from onelip.core.precision import full_precision
 from onelip.core.tracing import is_traced
-from onelip.methods.fourier.layer import SUPPORTED, OrthogonalMap, replaced, shrunk
+from onelip.methods.fourier.layer import OrthogonalMap, replaced, shrunk
 from onelip.methods.fourier.matrix_functions import inverse, skew_exponential
-from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size, widest_type
-from onelip.methods.registry import Method, PaperRow, register_method
+from onelip.methods.numerics import UNIT64, of_moderate_size, widest_type
+from onelip.methods.registry import NOT_TRANSPOSED, Method, PaperRow, register_method
 
 # Largest alpha, in units of sqrt(columns): beyond it singular values are near -1 anyway, and the solver loses digits.
 _LARGEST_SCALE = 16.0
@@ -104,7 +104,7 @@ register_method(
         citation="Asher Trockman, J. Zico Kolter, "
         '"Orthogonalizing Convolutional Layers with the Cayley Transform", ICLR 2021.',
         guarantee="proved",
-        layers=SUPPORTED,
+        layers=NOT_TRANSPOSED,
         apply=cayley,
         options=({"lipschitz": 0.5},),
         replaces=True,
@@ -229,7 +229,7 @@ register_method(
         citation="Xiaojun Xu, Linyi Li, Bo Li, "
         '"LOT: Layer-wise Orthogonal Training on Improving l2 Certified Robustness", NeurIPS 2022.',
         guarantee="proved",
-        layers=SUPPORTED,
+        layers=NOT_TRANSPOSED,
         apply=lot,
         options=({"steps": 1}, {"lipschitz": 0.5}),
         replaces=True,
@@ -401,7 +401,7 @@ register_method(
         citation="Bo-Han Lai, Pin-Han Huang, Bo-Han Kung, Shang-Tse Chen, "
         '"Enhancing Certified Robustness via Block Reflector Orthogonal Layers and Logit Annealing Loss", ICML 2025.',
         guarantee="proved",
-        layers=SUPPORTED,
+        layers=NOT_TRANSPOSED,
         apply=bro,
         options=({"rank": 1, "relative": 1e-3}, {"lipschitz": 0.5}),
         replaces=True,
@@ -501,7 +501,7 @@ register_method(
         citation="Tan Yu, Jun Li, Yunfeng Cai, Ping Li, "
         '"Constructing Orthogonal Convolutions in an Explicit Manner", ICLR 2022.',
         guarantee="proved",
-        layers=SUPPORTED,
+        layers=NOT_TRANSPOSED,
         apply=eco,
         options=({"lipschitz": 0.5},),
         replaces=True,

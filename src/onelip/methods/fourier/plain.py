@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.lipschitz_module import ImageSizeGuard
-from onelip.methods.fourier.frequencies import real_waves
+from onelip.methods.fourier.frequencies import real_form, real_waves
+from onelip.methods.numerics import widest_type
 from onelip.nn.activations import MaxMin
 
 
@@ -17,11 +18,17 @@ class LayerSizeGuard(ImageSizeGuard):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs.get("input")
-        if isinstance(x, Tensor) and tuple(x.shape[1:]) != self.shape:
-            raise ValueError(
-                f"expected an input (batch, {', '.join(map(str, self.shape))}), the size that the layer was built for, "
-                f"got shape {tuple(x.shape)}; rebuild it with the input_size of your images, or resize them"
-            )
+        if isinstance(x, Tensor):
+            check_shape(x, self.shape)
+
+
+def check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise a ValueError unless x is a batch of samples of this shape."""
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(
+            f"expected an input (batch, {', '.join(map(str, shape))}), the size that the layer was built for, "
+            f"got shape {tuple(x.shape)}; rebuild it with the input_size of your images, or resize them"
+        )
 
 
 def plain_periodic(
@@ -34,8 +41,7 @@ def plain_periodic(
 ) -> nn.Sequential:
     r"""Return a circular convolution, given by its matrices, as plain real torch layers.
 
-    With the real basis $\Phi$ of `onelip.methods.fourier.frequencies.real_waves` and the real form
-    $\begin{pmatrix} \mathrm{Re}\,M & -\mathrm{Im}\,M \\ \mathrm{Im}\,M & \mathrm{Re}\,M \end{pmatrix}$ of each matrix,
+    With the real basis $\Phi$ of `onelip.methods.fourier.frequencies.real_waves` and the `real_form` of each matrix,
 
     $$\mathrm{irfft}(M\,\mathrm{rfft}(x)) = \Phi^\top (\text{real blocks of } M)\, \Phi\, x.$$
 
@@ -119,10 +125,7 @@ def plain_periodic(
 
 
 def _fill(blocks: nn.Conv2d, matrices: Tensor, bias: Tensor | None, size: tuple[int, ...]) -> None:
-    real, imaginary = matrices.unbind(-1)  # (f, rows, columns)
-    # (f, part of the output, rows, part of the input, columns)
-    parts = torch.stack([torch.stack([real, -imaginary], 2), torch.stack([imaginary, real], 2)], 1)
-    blocks.weight.copy_(parts.reshape(blocks.weight.shape))
+    blocks.weight.copy_(real_form(matrices).reshape(blocks.weight.shape))
     if bias is not None and blocks.bias is not None:
         blocks.bias.zero_()
         # The coefficient of a constant image at frequency 0 is its value times sqrt(n).
@@ -222,7 +225,7 @@ def plain_dense(
         factor: factor of the output.
         axes: number of spatial axes; 0 for Linear.
     """
-    wide = V.to(_wide(V))
+    wide = V.to(widest_type(V))
     before, after = (M[0] for M in reflected(wide[None], inputs, outputs))
     after = after * factor
     added = None if bias is None else _biases(wide, bias.to(wide.dtype), len(before) // 2, outputs, factor)
@@ -255,7 +258,7 @@ def plain_by_frequency(
         factor: factor of the output.
         size: spatial size of the images.
     """
-    wide = matrices.to(_wide(matrices))
+    wide = matrices.to(widest_type(matrices))
     V = torch.view_as_complex(wide)
     before, after = reflected(V, inputs, outputs)
     after = after * factor
@@ -287,11 +290,6 @@ def _root_of_rest(V: Tensor) -> Tensor:
         return torch.full_like(rest, math.nan)
     values, vectors = torch.linalg.eigh(rest)
     return (vectors * values.clamp(min=0).sqrt()[:, None, :]) @ vectors.mH
-
-
-def _wide(M: Tensor) -> torch.dtype:
-    """Return the type to compute in: float64, if the device supports it."""
-    return torch.float32 if M.device.type == "mps" else torch.float64
 
 
 def _rows(M: Tensor, count: int) -> Tensor:

@@ -23,11 +23,18 @@ from onelip.core.parametrization import (
 from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.methods.fourier.frequencies import Period
-from onelip.methods.fourier.layer import SUPPORTED, DenseMap, FrequencyMap, check_periodic, check_supported, stored_norm
+from onelip.methods.fourier.layer import (
+    DenseMap,
+    FrequencyMap,
+    check_periodic,
+    stored_norm,
+    supported_geometry,
+    tap_shifts,
+)
 from onelip.methods.fourier.maps import CayleyMap
 from onelip.methods.fourier.plain import plain_by_frequency, plain_dense
-from onelip.methods.power_iteration import MATRIX, stored_bound
-from onelip.methods.registry import Method, register_method
+from onelip.methods.numerics import MATRIX, stored_bound
+from onelip.methods.registry import NOT_TRANSPOSED, Method, register_method
 
 
 class Sandwich(LipschitzModule):
@@ -184,8 +191,7 @@ def sandwich(
         >>> layer(torch.randn(2, 4)).shape, round(layer.lipschitz_constant, 5)
         (torch.Size([2, 3]), 1.0)
     """
-    check_supported(module, "sandwich")
-    geometry = geometry_of(module)
+    geometry = supported_geometry(module, "sandwich")
     outputs, inputs = weight_of(module, geometry).shape[:2]
     rows = check_integer("hidden", outputs if hidden is None else hidden, 1, inputs + outputs)
     size = _size(module, input_size)
@@ -195,10 +201,7 @@ def sandwich(
     if not size:
         return attach(made, DenseMap(MATRIX, shape, orthogonal))
     assert isinstance(module, nn.modules.conv._ConvNd)
-    shifts = tuple(
-        tuple(d * t - left for t in range(k))
-        for k, d, (left, _) in zip(module.kernel_size, module.dilation, padding_of(module), strict=True)
-    )
+    shifts = tap_shifts(module.kernel_size, module.dilation, [-left for left, _ in padding_of(module)])
     return attach(made, FrequencyMap(geometry, shape, orthogonal, size=size, shifts=shifts))
 
 
@@ -220,7 +223,7 @@ register_method(
         citation="Ruigang Wang, Ian R. Manchester, "
         '"Direct Parameterization of Lipschitz-Bounded Deep Networks", ICML 2023.',
         guarantee="proved",
-        layers=SUPPORTED,
+        layers=NOT_TRANSPOSED,
         apply=sandwich,
         options=({"hidden": 2}, {"lipschitz": 0.5}),
         replaces=True,

@@ -12,8 +12,8 @@ from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
-from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size
+from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant
+from onelip.methods.orthogonal.steps import bjorck_steps, excess_of_steps
 from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method
 from onelip.nn.init import orthogonal_columns, tight_weight
 
@@ -108,8 +108,7 @@ class BlockOrthogonal(LipschitzParametrization):
         factors are random and cancel in pairs, (P + (I - P) z) ((I - P) + P z) = z: training starts from a layer that
         keeps norms and does not mix pixels (or two of them, along axes with an odd number of factors).
         """
-        if tuple(W.shape) != self.weight_shape:
-            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
+        W = super().right_inverse(W)
         if W.is_meta or 0 in self.weight_shape:
             return W.new_empty(self.parameter_shape)
         if not W.isfinite().all():
@@ -238,11 +237,7 @@ class BCOP(BlockOrthogonal):
     Li, Haque, Anil, Lucas, Grosse, Jacobsen, "Preventing Gradient Attenuation in Lipschitz Constrained Convolutional
     Networks", NeurIPS 2019.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `bcop`.
     """
 
     def __init__(
@@ -347,11 +342,7 @@ class AOC(BlockOrthogonal):
     Boissin, Mamalet, Fel, Picard, Massena, Serrurier, "An Adaptive Orthogonal Convolution Scheme for Efficient and
     Flexible CNN Architectures", ICML 2025.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps of Björck's iteration for each matrix, 1 to 100.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `aoc`.
     """
 
     def __init__(

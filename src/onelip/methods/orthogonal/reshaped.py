@@ -12,7 +12,8 @@ from onelip.core.geometry import Geometry
 from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.core.rounding import root_at_most
-from onelip.methods.orthogonal.steps import UNIT64, bjorck_steps, excess_of_steps, of_moderate_size, widest_type
+from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant, widest_type
+from onelip.methods.orthogonal.steps import bjorck_steps, excess_of_steps
 from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method
 from onelip.nn.init import tight_weight
 
@@ -34,10 +35,7 @@ class ReshapedOrthogonal(LipschitzParametrization):
 
     Li et al. (BCOP), NeurIPS 2019; Serrurier et al., CVPR 2021.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`.
     """
 
     def orthogonal(self, M: Tensor, norm: float) -> Tensor:
@@ -98,33 +96,6 @@ class ReshapedOrthogonal(LipschitzParametrization):
         return f"dividing by sqrt({self.taps}) reduces norms; 'bcop' and 'aoc' make convolutions orthogonal without it"
 
 
-def stored_constant(lipschitz: float, excess: float, rank: int, entries: int, dtype: torch.dtype) -> float:
-    r"""Return the constant of a layer of norm `lipschitz * (1 + excess)` after its weight is rounded to a type.
-
-    Each entry $W$ changes by at most $u |W|$, or by half the smallest subnormal number. The first changes the norm by
-    at most $u \| |W| \|_F = u \sqrt{\mathrm{rank}}$ times the constant, the second by $\sqrt{\mathrm{entries}}$ of
-    these numbers. Two more units are for the factor.
-
-    Args:
-        lipschitz: the constant.
-        excess: relative error of the norm before it is stored.
-        rank: rank of the weight as a matrix.
-        entries: number of its entries.
-        dtype: type in which it is stored.
-
-    Returns:
-        The constant, rounded up.
-
-    Examples:
-        >>> stored_constant(1.0, 0.0, 4, 16, torch.float32) < 1 + 2e-7
-        True
-    """
-    limits = torch.finfo(dtype)
-    relative = excess + (limits.eps / 2 + 4 * UNIT64) * math.sqrt(rank)
-    # The last factor covers the rounding of the sum itself.
-    return (lipschitz * (1 + relative) + limits.smallest_normal * limits.eps * math.sqrt(entries)) * (1 + 2.0**-50)
-
-
 class Bjorck(ReshapedOrthogonal):
     r"""The map from $P$ to an orthogonal weight by Björck's iteration of order 1; `bjorck` registers it.
 
@@ -140,11 +111,7 @@ class Bjorck(ReshapedOrthogonal):
     Anil, Lucas, Grosse, "Sorting out Lipschitz function approximation", ICML 2019; the iteration is from Björck and
     Bowie, 1971. The activation of the paper is `onelip.nn.GroupSort`.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: largest number of steps, 1 to 100; the iteration stops early when the weight is orthogonal.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `bjorck`.
     """
 
     title = "Björck"
@@ -232,11 +199,7 @@ class ONI(Bjorck):
 
     Huang et al., "Controllable Orthogonalization in Training DNNs", CVPR 2020.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        steps: the number $T$ of steps, 1 to 100; 2 to 7 in the paper.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `oni`.
     """
 
     title = "ONI"
@@ -321,11 +284,7 @@ class Cholesky(ReshapedOrthogonal):
 
     Hu, Leino, Wang, Fredrikson, "A Recipe for Improved Certifiable Robustness", ICLR 2024.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        relative: epsilon, relative to the mean of the squared singular values, from 1e-6 to 1.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `cholesky`.
     """
 
     def __init__(

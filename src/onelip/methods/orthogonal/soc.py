@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer, check_number
 from onelip.core.errors import UnsupportedLayer
-from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule
 from onelip.core.parametrization import (
     LipschitzParametrization,
@@ -30,12 +29,13 @@ from onelip.graph.exact import gain
 from onelip.graph.kinds import Exponential
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
-from onelip.graph.ops.movement import space_to_depth
+from onelip.graph.ops.movement import space_to_depth as lower_space_to_depth
 from onelip.methods.last_layer import lln
-from onelip.methods.orthogonal.reshaped import stored_constant
-from onelip.methods.orthogonal.steps import UNIT64, of_moderate_size, widest_type
-from onelip.methods.registry import Method, PaperRow, register_method
+from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant, widest_type
+from onelip.methods.registry import NOT_TRANSPOSED, Method, PaperRow, check_kind, register_method
+from onelip.methods.same_size import SameSizeConv
 from onelip.nn import Householder
+from onelip.nn.pooling import space_to_depth
 
 # Added to the sums r (of a kernel with entries up to 2 or 4). Larger sums only lower the norm, and channels that are
 # nearly zero, and their gradients, are not enlarged.
@@ -210,25 +210,27 @@ class SOC(LipschitzModule):
         self.lipschitz = check_lipschitz(lipschitz, layer.weight.dtype)
         _check_layer(layer)
         self.in_channels, self.out_channels, self.groups = layer.in_channels, layer.out_channels, layer.groups
-        self.stride, self.dilation, self.padding_mode = layer.stride, layer.dilation, layer.padding_mode
-        self.kernel_size, kernel = _square_kernel(layer)
-        self.channels = kernel.shape[1]
+        kernel = _square_kernel(layer)
+        self.stride, self.channels, kernel_size = layer.stride, kernel.shape[1], tuple(kernel.shape[3:])
+        is_circular = layer.padding_mode == "circular"
+        self.skew = SameSizeConv(self.groups * self.channels, kernel_size, layer.dilation, self.groups, is_circular)
         self.weight = nn.Parameter(kernel.flatten(0, 1))  # (g c, c, *taps)
         self.bias = layer.bias
         parametrize.register_parametrization(self, "weight", SkewKernel(self.groups, self.norm), unsafe=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        axes = len(self.kernel_size)
-        if x.dim() != axes + 2 or x.shape[1] != self.in_channels:
+        self.skew.check(x, self.in_channels)
+        axes, size = len(self.stride), tuple(x.shape[2:])
+        if any(n % s for n, s in zip(size, self.stride, strict=True)):
             raise ValueError(
-                f"expected an input (batch, {self.in_channels}, {axes} spatial axes), got shape {tuple(x.shape)}; "
-                "check the layer before it"
+                f"expected an input whose spatial size is a multiple of the stride {self.stride}, got {size}; "
+                "crop or zero-pad the input first, both are 1-Lipschitz"
             )
-        x = self._space_to_depth(x).unflatten(1, (self.groups, -1))  # (n, g, c_in * strides, *size)
+        x = space_to_depth(x, self.stride).unflatten(1, (self.groups, -1))  # (n, g, c_in * strides, *size)
         x = F.pad(x, (0, 0) * axes + (0, self.channels - x.shape[2])).flatten(1, 2)
         weight, z = self.weight, x
         for j in range(self.terms, 0, -1):  # Horner's rule: p(L) x = x + L (x + L (x + ...) / 2) / 1
-            z = torch.add(x, self._convolution(z, weight), alpha=1 / j)
+            z = torch.add(x, self.skew(z, weight), alpha=1 / j)
         y = z.unflatten(1, (self.groups, -1))[:, :, : self.out_channels // self.groups].flatten(1, 2)
         if self.factor != 1:
             y = y * self.factor
@@ -267,33 +269,9 @@ class SOC(LipschitzModule):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.skew.kernel_size}, stride={self.stride}, "
             f"terms={self.terms}, norm={self.norm}, lipschitz={self.lipschitz}"
         )
-
-    def _space_to_depth(self, x: Tensor) -> Tensor:
-        axes = len(self.stride)
-        size = x.shape[2:]
-        if any(n % s for n, s in zip(size, self.stride, strict=True)):
-            raise ValueError(
-                f"expected an input whose spatial size is a multiple of the stride {self.stride}, got {tuple(size)}; "
-                "crop or zero-pad the input first, both are 1-Lipschitz"
-            )
-        if all(s == 1 for s in self.stride):
-            return x
-        for axis, s in enumerate(self.stride):
-            x = x.unflatten(2 + 2 * axis, (-1, s))
-        places, offsets = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
-        return x.permute(0, 1, *offsets, *places).flatten(1, 1 + axes)
-
-    def _convolution(self, z: Tensor, weight: Tensor) -> Tensor:
-        axes = len(self.kernel_size)
-        padding = [d * (k // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True)]
-        if self.padding_mode == "circular":
-            z = F.pad(z, [p for n in reversed(padding) for p in (n, n)], mode="circular")
-            padding = [0] * axes
-        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        return convolve(z, weight, padding=padding, dilation=self.dilation, groups=self.groups)
 
 
 class SkewExponential(LipschitzParametrization):
@@ -301,12 +279,7 @@ class SkewExponential(LipschitzParametrization):
 
     The weight is (a part of) the truncated exponential of a skew matrix, divided by the bound of its norm; see `SOC`.
 
-    Args:
-        geometry: how the weight acts, from `onelip.core.geometry.geometry_of`.
-        weight_shape: shape of the weight.
-        terms: highest power of the series, 1 to 30.
-        norm: largest norm of the skew matrix, at most 4.
-        lipschitz: the constant of the layer.
+    The arguments are those of `LipschitzParametrization`, and the options of `soc`.
     """
 
     def __init__(
@@ -335,9 +308,7 @@ class SkewExponential(LipschitzParametrization):
     @torch.no_grad()
     def right_inverse(self, W: Tensor) -> Tensor:
         """Return the weight, padded with zeros to a square matrix; only its skew part is used."""
-        if tuple(W.shape) != self.weight_shape:
-            raise ValueError(f"expected a weight of shape {self.weight_shape}, got {tuple(W.shape)}")
-        M = self.geometry.to_kernel(W, "inputs").flatten(2)
+        M = self.geometry.to_kernel(super().right_inverse(W), "inputs").flatten(2)
         return F.pad(M, (0, self.channels - self.columns, 0, self.channels - self.rows)).contiguous()
 
     @torch.no_grad()
@@ -381,8 +352,7 @@ def soc(module: nn.Module, *, terms: int = 5, norm: float = 2.0, lipschitz: floa
     """
     geometry = geometry_of(module)
     weight = weight_of(module, geometry)
-    if geometry.transposed:
-        raise UnsupportedLayer(f"expected Linear or Conv1d to Conv3d for SOC, got {type(module).__name__}; {_WAY_OUT}")
+    check_kind(module, NOT_TRANSPOSED, "soc", _WAY_OUT)
     if all(k == 1 for k in geometry.kernel_shape(weight.shape, "inputs")[3:]):
         return attach(module, SkewExponential(geometry, weight.shape, terms=terms, norm=norm, lipschitz=lipschitz))
     assert isinstance(module, nn.modules.conv._ConvNd)
@@ -394,58 +364,39 @@ def _lower_soc(low: Lowering) -> int:
     """One node for the series with its channels, factor and bias, after space to depth for strides."""
     module, at = low.module, low.source
     if any(s > 1 for s in module.stride):
-        at = space_to_depth(low, list(module.stride))
-    channels, _, *kernel = module.weight.shape
-    kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(kernel) - 1]
-    layer = kind(
-        channels,
-        channels,
-        tuple(kernel),
-        padding=tuple(d * (k // 2) for k, d in zip(kernel, module.dilation, strict=True)),
-        dilation=module.dilation,
-        groups=module.groups,
-        padding_mode=module.padding_mode,
-        device="meta",
-    )
+        at = lower_space_to_depth(low, list(module.stride))
+    layer = module.skew.as_layer(module.skew.channels)
     series = {"terms": module.terms, "factor": float(module.factor)}
     return affine(low, layer, at, module.weight, module.bias, kind=Exponential, **series)
 
 
 def _check_layer(layer: nn.modules.conv._ConvNd) -> None:
+    geometry_of(layer)  # raises for padding modes that copy pixels
     if any(s > 1 and d > 1 for s, d in zip(layer.stride, layer.dilation, strict=True)):
         raise UnsupportedLayer(
             f"expected dilation with stride 1 only, got stride {layer.stride} and dilation {layer.dilation}; "
             "use stride 1, or no dilation"
         )
-    for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, _paddings(layer), strict=True):
+    for k, s, d, p in zip(layer.kernel_size, layer.stride, layer.dilation, padding_of(layer), strict=True):
         if s == 1 and k % 2 == 0:
             raise UnsupportedLayer(f"expected odd kernel sizes for SOC, got {layer.kernel_size}; {_WAY_OUT}")
         # The output has size n / s for every n that s divides if and only if the padding is between these.
         reach = d * (k - 1) + 1
-        if not reach - s <= p < reach:
+        if not reach - s <= sum(p) < reach:
             raise UnsupportedLayer(
                 f"expected padding that keeps the size (divided by the stride), {(reach - s + 1) // 2} on both sides "
                 f"for kernel size {k}, stride {s} and dilation {d}, got {layer.padding}; change it, or {_WAY_OUT}"
             )
 
 
-def _paddings(layer: nn.modules.conv._ConvNd) -> list[int]:
-    """Return the sum of left and right padding for each axis."""
-    if layer.padding == "same":
-        return [d * (k - 1) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
-    return [0] * len(layer.kernel_size) if layer.padding == "valid" else [2 * int(p) for p in layer.padding]
-
-
-def _square_kernel(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, ...], Tensor]:
-    """Return odd kernel sizes after space to depth, and the weight as a zero-padded kernel (g, c, c, *taps)."""
+def _square_kernel(layer: nn.modules.conv._ConvNd) -> Tensor:
+    """Return the weight after space to depth as a kernel (g, c, c, *taps), with zeros to odd numbers of taps."""
     sizes = [-(-k // s) for k, s in zip(layer.kernel_size, layer.stride, strict=True)]
     geometry = Geometry(False, layer.groups, layer.kernel_size, layer.stride, layer.kernel_size)
     kernel = geometry.to_kernel(layer.weight.detach(), "inputs")  # (g, out, in * strides, *sizes)
     channels = max(kernel.shape[1:3])
-    odd = tuple(k + 1 - k % 2 for k in sizes)
-    taps = [amount for k, to in reversed([*zip(sizes, odd, strict=True)]) for amount in (0, to - k)]
-    kernel = F.pad(kernel, [*taps, 0, channels - kernel.shape[2], 0, channels - kernel.shape[1]])
-    return odd, kernel.contiguous()
+    taps = [amount for k in reversed(sizes) for amount in (0, 1 - k % 2)]
+    return F.pad(kernel, [*taps, 0, channels - kernel.shape[2], 0, channels - kernel.shape[1]]).contiguous()
 
 
 METHOD = register_method(
@@ -454,7 +405,7 @@ METHOD = register_method(
         title="SOC, skew orthogonal convolutions (Singla and Feizi, 2021)",
         citation='Sahil Singla, Soheil Feizi, "Skew Orthogonal Convolutions", ICML 2021.',
         guarantee="proved",
-        layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        layers=NOT_TRANSPOSED,
         apply=soc,
         options=({"terms": 4}, {"terms": 12, "norm": 3.0}, {"lipschitz": 0.5}),
         replaces=True,

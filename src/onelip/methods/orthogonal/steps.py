@@ -29,11 +29,10 @@ from torch.autograd import Function
 
 from onelip.core.precision import full_precision
 from onelip.core.tracing import is_traced
-from onelip.gram.scaling import normalizer
+from onelip.methods.numerics import UNIT64, of_moderate_size, widest_type
 
 Scaling = Literal["tight", "frobenius"]
 
-UNIT64 = 2.0**-53
 _FEW_COLUMNS = 64  # up to here the cost of float64 is negligible
 _MOST_COLUMNS = 256  # largest Gram matrix whose polynomials may be in float32
 _STEPS_BEFORE_LAST = 4  # on the side of the Gram matrix, before the matrix itself is multiplied
@@ -166,12 +165,6 @@ def symmetric_gram(X: Tensor) -> Tensor:
     return torch.cat(whole, -2)
 
 
-def of_moderate_size(M: Tensor) -> Tensor:
-    """Scale each matrix of M (g, m, n) by a power of two that keeps products in range; NaN if it is not finite."""
-    empty = (M.detach() == 0).all(-1, keepdim=True).all(-2, keepdim=True)
-    return M * torch.where(empty, 1.0, normalizer(M))
-
-
 def _is_moderate(M: Tensor) -> bool:
     """Return whether eighth powers of each matrix are in the range of float64, and the derivative in that of float32.
 
@@ -181,11 +174,6 @@ def _is_moderate(M: Tensor) -> bool:
         return False
     size = M.detach().abs().amax((-2, -1))
     return bool(((size >= 2.0**-20) & (size <= 2.0**20)).all())
-
-
-def widest_type(x: Tensor) -> torch.dtype:
-    """Return float64, or float32 on devices without float64; there the stated rounding is not proved."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
 
 
 def _divisor(X: Tensor | None, G: Tensor, scaling: Scaling) -> Tensor:
