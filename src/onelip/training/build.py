@@ -128,7 +128,7 @@ class LoadedRun:
     config: RunConfig
     plain: nn.Module
     is_finished: bool
-    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _constants: dict[str, Constants] = field(default_factory=dict, init=False, repr=False, compare=False)
     _proofs: list[Proof] = field(default_factory=list, init=False, repr=False, compare=False)  # the last of `predict`
 
     @cached_property
@@ -142,10 +142,12 @@ class LoadedRun:
     def constants(self) -> Constants:
         """Lipschitz constants of `plain` in real arithmetic; computed again only if its weights have changed."""
         weights = _fingerprint(self.plain)
-        if self._found.get("weights") != weights:
-            found = find_constants(self.model, self.plain, self.config.recipe, self.config.shape, effort="high")
-            self._found.update(weights=weights, constants=found)
-        return self._found["constants"]
+        if weights not in self._constants:
+            self._constants.clear()
+            self._constants[weights] = find_constants(
+                self.model, self.plain, self.config.recipe, self.config.shape, effort="high"
+            )
+        return self._constants[weights]
 
     @property
     def lipschitz(self) -> float | None:
