@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onelip
-from onelip.core.errors import ProofError
+from onelip.core.errors import CannotTrace, ProofError
 
 MASK, PLACE = torch.tensor([True, False, True]), torch.tensor([1])
 ROOT = torch.eye(3).double() * 2**0.5
@@ -119,3 +119,86 @@ def test_operations_of_somebody_else_are_no_constants(forward, name):
 def test_choices_among_squares_are_not_those_of_their_roots(forward):
     """A call made of squares is followed by its root; what reads the squares themselves is not bounded by it."""
     assert onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False).upper is None
+
+
+# Found by a review: rows over one tensor.
+
+
+def _twice_relu(x):
+    """2 relu(u) for u = x - 1000: |u| and -|u| have equal tables, but are decided by different entries."""
+    u = x - 1000
+    both = torch.cat([u, -u], 1)
+    positive, negative = both.abs()[:, :3], -both.abs()[:, 3:]
+    half = torch.relu(both)[:, :3]
+    return half * (positive > 0) + 0 * u + half * (negative < 0)
+
+
+def _no_number(x):
+    """[v == 0] is not 1 - v."""
+    u = x - 1000
+    return u * torch.logical_not(torch.sign(u)) - u
+
+
+def _jump_beside_a_slope(x):
+    return (1e13 * x[:, :1] + 0.21 * x[:, 1:2] * (x[:, :1] > 1000)) * 1e-13
+
+
+@pytest.mark.parametrize("forward", [_twice_relu, _no_number, _jump_beside_a_slope])
+def test_rows_that_look_alike(forward):
+    """Found by a review. Near the example the wrong constants cannot be seen."""
+    model = Function(forward)
+    upper = onelip.audit(model, torch.rand(2, 3).double(), lower=False).upper
+    x = torch.full((1, 3), 2000.0).double()
+    y = x + torch.tensor([1.0, 0.0, 0.0])
+    edge = torch.tensor([[1000.0, 5.0, 0.0]]).double()
+    for one, other in ((x, y), (edge, torch.nextafter(edge, 1e9 * torch.ones_like(edge)))):
+        ratio = (model(one) - model(other)).norm() / (one - other).norm()
+        assert upper is None or ratio <= upper * (1 + 1e-9)
+
+
+def test_sums_that_underflow_are_rounded():
+    forward = lambda x: torch.relu(x + 1e-150 + 1e-200) - torch.relu(x + 1e-150) + 0 * x  # noqa: E731
+    upper = onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False).upper
+    assert upper is None or upper > 0
+
+
+def test_tensordot_over_axes_of_different_lengths():
+    weight = torch.ones(1, 2).double()
+    audit = onelip.audit(Function(lambda x: torch.tensordot(x, weight, ([1], [0]))), torch.rand(2, 3).double())
+    assert audit.upper is None
+    assert "different lengths" in audit.unproved[0]
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: torch.sqrt((x[:, :0] ** 2).mean(1, keepdim=True)) + x,
+        lambda x: x + (torch.sqrt((x**2)[:, :0]) * torch.ones(0).double()).sum(1, keepdim=True),
+    ],
+)
+def test_no_squares(forward):
+    onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x * torch.nan_to_num(x.new_empty(3)),
+        lambda x: x * (torch.empty(3).double() > 0),
+        lambda x: x * torch.empty(3, dtype=torch.int64),
+        lambda x: x * torch.clamp(torch.empty_like(x), 0, 1),
+    ],
+)
+def test_uninitialised_memory_is_not_read(forward):
+    with pytest.raises(CannotTrace, match=r"filled memory|same program|one graph"):
+        onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False)
+
+
+def test_filled_memory_is_a_constant():
+    def forward(x):
+        mask = torch.empty(3).double()
+        mask[:2] = 1
+        mask[2:] = 2
+        return x * mask
+
+    assert onelip.audit(Function(forward), torch.rand(2, 3).double(), lower=False).upper == pytest.approx(2)

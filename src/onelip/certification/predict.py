@@ -23,13 +23,14 @@ from onelip.certification.margins import real_radii
 from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of, prove_baked
 from onelip.certification.radius import certified_radii, pixel_distance, same_for_all
 from onelip.certification.result import Certification, Mode
-from onelip.core.bake import bake, plain_of
-from onelip.core.errors import ProofError
+from onelip.core.bake import bake, copy_model, plain_of
+from onelip.core.errors import CannotTrace, ProofError
 from onelip.core.images import check_images, images_hash, to_float
 from onelip.core.precision import full_precision
 from onelip.core.state import unchanged
 from onelip.graph.kinds import State
 from onelip.graph.reference import Reference, check_model_itself
+from onelip.graph.trace import trace
 
 
 def certify(
@@ -142,6 +143,7 @@ def _certify_ordinarily(model: nn.Module, images: Tensor, labels: Tensor | None,
     plain = bake(model, fold=False).eval()  # not folded: this claim does not include the rounding of folded weights
     like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
     proved, points = None, _points(images)
+    _check_types(plain, points.to(like))
     try:
         proved = how.proof_for(plain, points)
         constant, claims = proved.constant, claims_of(proved, points)
@@ -165,6 +167,21 @@ def _certify_ordinarily(model: nn.Module, images: Tensor, labels: Tensor | None,
         head=head,
         proof=proved,
     )
+
+
+def _check_types(plain: nn.Module, points: Tensor) -> None:
+    """Refuse a model that is another program in float64, in which it is proved, than in its own type."""
+    if points.dtype == torch.float64:
+        return
+    own, wide = (
+        [(call.place, call.op) for call in trace(copy, x).calls]
+        for copy, x in ((plain, points), (copy_model(plain).double(), points.double()))
+    )
+    if own != wide:
+        raise CannotTrace(
+            f"expected a model that is the same program in {points.dtype} and in float64, got one that depends on the "
+            "type of its input; compute the same in both"
+        )
 
 
 def _audited(plain: nn.Module, points: Tensor, effort: Effort) -> tuple[float, Claims]:

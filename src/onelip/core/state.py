@@ -266,7 +266,7 @@ class _Ambient:
 def _caches(obj: Any) -> tuple[str, ...]:
     """Labels of the attributes that are caches, computed from the other attributes; only in classes of onelip."""
     kind = type(obj)
-    return getattr(kind, "_caches", ()) if kind.__module__.startswith("onelip.") else ()
+    return getattr(kind, "_caches", ()) if f"{kind.__module__}".startswith("onelip.") else ()
 
 
 def _join(path: str, obj: Any, label: str) -> str:

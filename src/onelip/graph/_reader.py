@@ -44,6 +44,7 @@ class Reader:
         self.program, self.leaves, self.paths, self.shape = program, leaves, paths, shape
         self.values: dict[FxNode, Any] = {}  # a Ref, or a constant
         self.real: dict[FxNode, Tensor] = {}  # constants that float32 has rounded, see the head of the file
+        self.garbage: set[FxNode] = set()  # constants with uninitialised memory
         self.calls: list[Call] = []
         self.length: Any = None  # the number of samples, as torch.export writes it
 
@@ -92,7 +93,7 @@ class Reader:
                 "mask that depends on the input; use torch.where"
             )
         if not references((arguments, keywords)) and is_known_function(target):
-            self.values[node] = _no_garbage(target, target(*arguments, **keywords))
+            self.values[node] = self._without_garbage(node, target, target(*arguments, **keywords))
             real = in_real_arithmetic(target, self.values[node], *tree_map(self._real_value, (node.args, node.kwargs)))
             if real is not None:
                 self.real[node] = real
@@ -102,6 +103,23 @@ class Reader:
         else:
             op = "getitem" if target is operator.getitem else str(target)
             self._add(node, _place(node), op, None, *tree_map(self._real_value, (tuple(node.args), dict(node.kwargs))))
+
+    def _without_garbage(self, node: FxNode, target: Any, value: Any) -> Any:
+        """Uninitialised memory is NaN, so that entries that are never filled show in the end; nothing may read it."""
+        name = str(target).removeprefix("aten.").partition(".")[0]
+        is_new = name.removeprefix("new_").startswith("empty")
+        if not (is_new or any(source in self.garbage for source in node.all_input_nodes)) or name in _FILLS:
+            return value
+        if is_new and value.is_floating_point():
+            value = torch.full_like(value, torch.nan)
+        elif is_new or name not in _MOVES_GARBAGE:
+            raise CannotTrace(
+                f"expected filled memory, got {_place(node) or 'the model'!r} ({target}), which uses uninitialised "
+                "memory (torch.empty); fill it first, or use torch.zeros"
+            )
+        if bool(value.isnan().any()):
+            self.garbage.add(node)
+        return value
 
     def _check_weights(self, tensors: Sequence[Any], number: int) -> None:
         """A forward may call a layer with other weights than the stored ones (torch.func.functional_call)."""
@@ -167,9 +185,13 @@ def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
     return (node for node in graph.nodes if node in live)
 
 
-def _no_garbage(target: Any, value: Any) -> Any:
-    """Uninitialised memory has no values to prove anything about."""
-    return torch.full_like(value, torch.nan) if "aten.empty" in str(target) and value.is_floating_point() else value
+# Operations that move entries of uninitialised memory, and such that replace all of them.
+_MOVES_GARBAGE = {
+    "alias", "as_strided", "cat", "clone", "contiguous", "copy", "detach", "expand", "index_copy", "index_put",
+    "lift_fresh_copy", "permute", "reshape", "scatter", "select", "select_scatter", "slice", "slice_scatter", "squeeze",
+    "t", "to", "_to_copy", "transpose", "unsqueeze", "_unsafe_view", "view",
+}  # fmt: skip
+_FILLS = {"fill", "full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zero", "zeros_like"}
 
 
 def _place(node: FxNode) -> str:

@@ -105,7 +105,7 @@ def _by_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBo
     try:
         _check(step)
         return in_roots(step, [other.root for other in before]) or verdict
-    except Refusal:
+    except Exception:  # a refusal, or a rule that fails: it proves nothing
         return verdict
 
 

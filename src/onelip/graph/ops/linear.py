@@ -160,6 +160,9 @@ def tensordot(step: Step) -> StepBound:
     if any(axis % dims == 0 for axis in step.argument("dims_self")):
         raise Refusal("works along the batch axis, so samples depend on each other")
     summed = [axis % weight.dim() for axis in step.argument("dims_other")]
+    sizes = [step.graph.calls[x.index].shape[axis] for axis in step.argument("dims_self")]
+    if sizes != [weight.shape[axis] for axis in summed]:  # torch sums over an axis whose partner has length 1
+        raise Refusal("sums over axes of different lengths")
     kept = [axis for axis in range(weight.dim()) if axis not in summed]
     columns = math.prod(weight.shape[axis] for axis in summed)
     return _largest_of(step, x, weight.permute(*kept, *summed).reshape(-1, columns), 1.0)

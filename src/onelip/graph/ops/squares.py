@@ -108,6 +108,8 @@ def _of_one(step: Step) -> float | None:
         return _moved(step, {call.inputs[0]: 1.0})
     if call.op in ("aten.sum.dim_IntList", "aten.mean.dim"):
         count = check_axes(step, step.argument("dim"))
+        if count == 0:
+            return None
         return 1.0 if "sum" in call.op else up_root(Fraction(1, count))
     if call.op in SEPARABLE:
         return _of_columns(step)
@@ -120,6 +122,8 @@ def _of_one(step: Step) -> float | None:
     check_alike(step, *given)
     constant = finite(given[1] if isinstance(given[0], Ref) else given[0])
     if step.graph.calls[call.inputs[0]].shape != call.shape or not bool((constant >= 0).all()):
+        return None
+    if not constant.numel():
         return None
     if name == "add":
         return 1.0 if finite(step.argument("alpha")) == 1 else None

@@ -115,7 +115,7 @@ def _entry_by_entry(step: Step, name: str, read: Read, decisions: Decisions) -> 
     if name == "neg":
         return rows.scale(first, -1.0)
     if name in _NOT:
-        if step.call.dtype != torch.bool:
+        if step.graph.calls[arguments[0].index].dtype != torch.bool:  # `logical_not` of a number v is [v == 0]
             raise NoRows
         return _not(first)
     if name == "where":

@@ -39,9 +39,9 @@ Note [Jumps]
     A product f [s > 0] is continuous only if f is 0 where s is 0. So wherever such products are used, the difference
     between the two sides of each decision must be a multiple m s of s. If coefficients have been rounded, it must be
     one up to rounding only: sides that meet in real arithmetic (the reflections of a Householder activation, made of
-    sines and cosines) miss each other by 1e-16 of their slopes in float64. The tolerance for shifts is relative to the
-    shift of m s, and not larger than that for slopes: a large constant, which may be subtracted later, must hide no
-    jump.
+    sines and cosines) miss each other by 1e-16 of their slopes in float64, in each entry of A. The tolerance for shifts
+    is relative to the shift of m s, and not larger than that for slopes: a large constant, which may be subtracted
+    later, must hide no jump.
 """
 
 import itertools
@@ -176,7 +176,7 @@ def add(a: Rows, b: Rows) -> Rows:
     """Entry by entry, of one shape."""
     a, b = _with_all_decisions([a, b])
     # Sums of small integers are exact; so are those where nothing is added to anything.
-    is_apart = not bool((a.index[:, None] == b.index).any()) and not bool((a.shift * b.shift).any())
+    is_apart = not bool((a.index[:, None] == b.index).any()) and not bool(((a.shift != 0) & (b.shift != 0)).any())
     is_exact = a.is_exact and b.is_exact and (is_apart or _are_integers(a.slope, a.shift, b.slope, b.shift))
     return merge(
         replace(
@@ -294,6 +294,8 @@ class Decisions:
                 continue
             if rows.decisions != other.decisions or not torch.equal(rows.index, other.index):
                 continue
+            if not torch.equal(rows.places, other.places):  # equal tables that are decided by different entries
+                continue
             for factor in (1, -1):
                 if torch.equal(rows.slope, factor * other.slope) and torch.equal(rows.shift, factor * other.shift):
                     return number, factor == -1
@@ -325,33 +327,39 @@ class Decisions:
         below = states[(states // width) % STATES < STATES - 1]  # each state and the next one of this decision
         slope, shift = f.slope[below + width] - f.slope[below], f.shift[below + width] - f.shift[below]
         against, offset = s.slope[below], s.shift[below]
-        size = f.slope.abs().flatten(0, 1).amax(0) if len(f.index) else torch.zeros(len(decided), dtype=torch.float64)
-        multiple, off = _nearest_multiple(f.index, slope, s.index, against)
+        size = f.slope.abs().amax(0)  # (terms, n)
+        multiple, is_near = _nearest_multiple(f.index, slope, s.index, against, tolerance * size)
         expected = multiple * offset
-        allowed = tolerance * torch.minimum(size, expected.abs())
-        return bool((off <= tolerance * size).all()) and bool(((shift - expected).abs() <= allowed).all())
+        largest = size.amax(0) if len(size) else torch.zeros(len(decided), dtype=torch.float64)
+        allowed = tolerance * torch.minimum(largest, expected.abs())
+        return is_near and bool(((shift - expected).abs() <= allowed).all())
 
 
-def _nearest_multiple(index: Tensor, slope: Tensor, s_index: Tensor, s_slope: Tensor) -> tuple[Tensor, Tensor]:
-    """m (states, n) for which the slopes are nearly m times those of s, and the largest difference (states, n)."""
+def _nearest_multiple(
+    index: Tensor, slope: Tensor, s_index: Tensor, s_slope: Tensor, allowed: Tensor
+) -> tuple[Tensor, bool]:
+    """m (states, n) for which the slopes are nearly m times those of s, and whether they are.
+
+    Each term has its own tolerance (terms, n): next to a large slope, a jump in another entry must not count as
+    rounding.
+    """
     if not len(index):
-        none = torch.zeros(slope.shape[0], slope.shape[2], dtype=torch.float64)
-        return none, none
+        return torch.zeros(slope.shape[0], slope.shape[2], dtype=torch.float64), True
     if not len(s_index):
-        return torch.zeros_like(slope[:, 0]), torch.full_like(slope[:, 0], math.inf)
+        return torch.zeros_like(slope[:, 0]), not bool(slope.any())
     # The multiple is that of the largest coefficient of s.
     lead = s_slope.abs().amax(0).argmax(0)[None]  # (1, n)
     at, c = s_index.gather(0, lead), s_slope.gather(1, lead.expand(len(s_slope), 1, -1))[:, 0]
     own = (slope * (index == at)).sum(1)
     multiple = torch.where(c != 0, own / c, 0.0)  # (states, n)
-    worst = torch.zeros_like(multiple)
+    is_near = True
     for t in range(len(index)):
         matching = (s_slope * (s_index == index[t])).sum(1)
-        worst = torch.maximum(worst, (slope[:, t] - multiple * matching).abs())
+        is_near &= bool(((slope[:, t] - multiple * matching).abs() <= allowed[t]).all())
     for t in range(len(s_index)):
         is_alone = ~((index == s_index[t]) & (slope != 0).any(0)).any(0)
-        worst = torch.maximum(worst, (multiple * s_slope[:, t]).abs() * is_alone)
-    return multiple, worst
+        is_near &= not bool(((multiple * s_slope[:, t]) * is_alone).any())
+    return multiple, is_near
 
 
 def weights_of_rows(rows: Rows, size: int) -> Tensor:
