@@ -29,7 +29,7 @@ ARITHMETIC = (
     "multiplication, that is no Winograd, FFT or Strassen."
 )
 ORIGIN = "labels, where the images come from, that the nodes are the network you mean"
-CLASSES = "classes of images without radius"
+CLASSES = "classes of {} images without radius, and accuracies that count them"
 DIVISORS = {"uint8": 255, "float32": 1, "float64": 1}
 Log = Callable[[str, str], None]  # called with a topic ("estimate", "node" or "images") and a message
 
@@ -168,9 +168,11 @@ def check(
         check_results(content, slopes, proved[-1])
     found = {"accepted": True, "lipschitz": float(proved[-1].lipschitz), "error": float(proved[-1].error)}
     found |= content["summary"]
+    uncertified = len(results) - content["summary"]["certified"]
+    unchecked = [ORIGIN, *([CLASSES.format(uncertified)] if uncertified else [])]
     if not runs:
-        unchecked = f"that the logits in the file are those of the images: {place} does not exist"
-        return found | {"logits_checked": False, "not_checked": [ORIGIN, CLASSES, unchecked]}
+        unchecked.append(f"that the logits in the file are those of the images: {place} does not exist")
+        return found | {"logits_checked": False, "not_checked": unchecked}
     with context(f"images, {place}"):
         apart = check_logits(place, content, proved, batch, log)
-    return found | {"logits_checked": True, "logits_apart": apart, "not_checked": [ORIGIN, CLASSES]}
+    return found | {"logits_checked": True, "logits_apart": apart, "not_checked": unchecked}
