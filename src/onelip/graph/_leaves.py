@@ -71,8 +71,9 @@ def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callabl
         x = args[0] if len(args) == 1 and not kwargs else None
         if type(module) is not type(leaf):  # a forward may change the class of a layer for a while
             return type(module).forward(module, *args, **kwargs)
-        is_usual = isinstance(x, Tensor) and not torch.is_autocast_enabled(x.device.type) and not _is_intercepted()
-        if not is_usual or not _is_set_like(module, leaf):
+        if not isinstance(x, Tensor) or torch.is_autocast_enabled(x.device.type):
+            return own(*args, **kwargs)
+        if _is_intercepted() or not _is_set_like(module, leaf):
             return own(*args, **kwargs)
         # The tensors go along, so that the graph shows whether they are still the stored ones.
         return leaf_operation()(x, tensors_of(module), number)
