@@ -138,3 +138,34 @@ def test_tiles_as_matrices_are_the_convolution():
         found[layout] = (y.detach(), *torch.autograd.grad(y.square().sum(), learned))
     for a, b in zip(*found.values(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_mirror_average(tmp_path):
+    """In training the network itself; else the mean over mirrored images, with the same constant, up to the file."""
+    model = trained(mirror=True)
+    x = torch.rand(3, 3, 32, 32)
+    expected = 0.5 * (model.network(x) + model.network(x.flip(-1)))
+    assert torch.allclose(model(x), expected, atol=1e-6)
+    assert torch.allclose(model(x), model(x.flip(-1)), atol=1e-6)
+    assert onelip.summary(model).constant == onelip.summary(model.network).constant
+    plain = onelip.bake(model).double()
+    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
+    found = onelip.certify(plain, images, exact=True)
+    assert 0.5 < found.constant <= 1 + 1e-6
+    assert torch.equal(found.classes, plain(images.double() / 255).argmax(1))
+    save_plain(model, tmp_path / "plain.safetensors")
+    np.save(tmp_path / "images.npy", images.numpy())
+    files = WeightFile(tmp_path / "plain.safetensors")
+    write_certificate(tmp_path / "cert.json", found, images, files, source="", images_file="images.npy")
+    assert check(tmp_path / "cert.json")["lipschitz"] == found.constant
+    model.train()
+    hooked = []
+    model.network.register_forward_hook(lambda *_: hooked.append(1))
+    model(x)
+    assert len(hooked) == 1
+
+
+def test_mirror_average_of_a_network_without_a_bound():
+    layer = onelip.nn.MirrorAverage(nn.Bilinear(2, 2, 2))
+    assert layer.lipschitz_constant is None
+    assert "no bound of its network" in layer.bound().why

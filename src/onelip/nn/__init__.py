@@ -38,4 +38,8 @@ from onelip.nn.pooling import (
     LipschitzAvgPool3d as LipschitzAvgPool3d,
     lapped_patches as lapped_patches,
 )
-from onelip.nn.residual import ConvexResidual as ConvexResidual, Monotone as Monotone
+from onelip.nn.residual import (
+    ConvexResidual as ConvexResidual,
+    MirrorAverage as MirrorAverage,
+    Monotone as Monotone,
+)

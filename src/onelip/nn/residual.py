@@ -1,4 +1,4 @@
-"""Sums of the input and a branch: a convex combination, which stays 1-Lipschitz, and a monotone network."""
+"""Sums of functions: a convex combination of input and branch, an average over mirrored images, a monotone network."""
 
 import math
 from collections.abc import Sequence
@@ -97,6 +97,43 @@ class ConvexResidual(LipschitzModule):
 
     def extra_repr(self) -> str:
         return f"alpha={float(self.alpha.detach()):.4g}, learnable={self.learnable}"
+
+
+class MirrorAverage(LipschitzModule):
+    r"""The mean of a network for an image and for its mirror image, in evaluation mode.
+
+    $$y = \tfrac12 \big(f(x) + f(Mx)\big), \qquad M \text{ reverses the last axis.}$$
+
+    Mirroring keeps distances, so the mean has the Lipschitz constant of $f$. In training mode the layer is $f$ itself:
+    training with mirrored images costs nothing more, and prediction costs two passes.
+
+    Args:
+        network: the network $f$; its outputs have no spatial axes, such as logits.
+
+    Shape:
+        - Input: images $(N, C, H, W)$, or any shape that the network accepts.
+        - Output: that of the network.
+
+    Examples:
+        >>> layer = MirrorAverage(nn.Flatten()).eval()
+        >>> layer(torch.tensor([[[[1.0, 5.0]]]])), layer.lipschitz_constant
+        (tensor([[3., 3.]]), 1.0)
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def bound(self) -> Bound:
+        """The constant of the network."""
+        inner = bound_chain(links(self.network))
+        if inner.constant is None:
+            return Bound(None, f"no bound of its network is known ({inner.why})")
+        return Bound(inner.constant, "mean over mirrored images")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.network(x)
+        return y if self.training else 0.5 * (y + self.network(x.flip(-1)))
 
 
 class Monotone(nn.Module):

@@ -351,6 +351,17 @@ def lower_concatenation(low: Lowering) -> int:
     return low.emit(kinds.Join, *(low.node(part) for part in low.argument("tensors")))
 
 
+@lowers("aten.flip.default")
+def lower_flip(low: Lowering) -> int:
+    """Pixels in another order, the same one in each channel."""
+    axes = [axis % len(low.call.shape) - 2 for axis in low.argument("dims")]
+    if min(axes, default=0) < 0:  # the batch, or channels
+        return low.refuse()
+    sizes = low.source_shape[1:]
+    pixels = torch.arange(math.prod(sizes)).reshape(sizes).flip(axes)
+    return low.emit(kinds.Max, low.source, take=(tuple(pixels.flatten().tolist()),))
+
+
 @lowers("aten.pixel_unshuffle.default")
 def lower_pixel_unshuffle(low: Lowering) -> int:
     return space_to_depth(low, [low.argument("downscale_factor")] * 2)
