@@ -27,10 +27,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from onelip.core.bake import bake, copy_model
 from onelip.core.errors import NonFiniteWeight, UnsoundBound, UnsupportedLayer
-from onelip.core.lipschitz_module import is_changed
+from onelip.core.lipschitz_module import LipschitzModule, is_changed
+from onelip.core.state import uncached
 
 UNIT = 2.0**-36
 _SLACK = 2.0**-30
@@ -440,8 +442,8 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
 def falsify_module(module: nn.Module, constant: float) -> None:
     """Try to refute a constant of a module whose input shape is not known, in eval mode.
 
-    It is measured on the first of some usual shapes that it accepts, with channels as in its own tensors, else 60 or
-    64. A module that accepts none of them is left out.
+    It is measured on the first shape that it accepts: the `input_shape` of a layer in it, else some usual shapes, with
+    channels as in its own tensors, else 60 or 64. A module that accepts none of them is left out.
 
     Args:
         module: from one tensor to one tensor, with the batch as the first axis.
@@ -460,9 +462,12 @@ def falsify_module(module: nn.Module, constant: float) -> None:
         return
     copy: Any = copy_model(module).cpu().double().eval().requires_grad_(False)
     own = dict.fromkeys(n for tensor in tensors for n in tensor.shape[:2])
-    for image in ((), (12, 12), (12,), (6, 6, 6)):
-        for channels in (*own, 60, 64):
-            points = example_points(torch.full((1, channels, *image), 0.5), 4) - 0.5  # of both signs
+    images = ((), (12, 12), (12,), (6, 6, 6))
+    usual = [(channels, *image) for image in images for channels in (*own, 60, 64)]
+    stated = [part.input_shape for part in module.modules() if isinstance(part, LipschitzModule)]
+    with uncached(), parametrize.cached():  # each weight is computed once
+        for shape in [*filter(None, stated), *usual]:
+            points = example_points(torch.full((1, *shape), 0.5), 4) - 0.5  # of both signs
             try:
                 with torch.no_grad():
                     fits = isinstance(y := copy(points), Tensor) and len(y) == len(points)

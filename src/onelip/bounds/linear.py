@@ -23,6 +23,7 @@ from onelip.bounds.witness import ExactBound, WeightBound
 from onelip.core.bake import tensor_in_eval_mode
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of, padding_of, sizes_per_axis
+from onelip.core.lipschitz_module import why_other_mode
 from onelip.core.rounding import up_root
 
 
@@ -41,7 +42,7 @@ def bound_layer(
         effort: see `bound_weight`.
 
     Raises:
-        UnsupportedLayer: for other layers.
+        UnsupportedLayer: for other layers, and for a layer in eval mode whose parametrization is in training mode.
         UnsoundBound: if a measurement contradicts the bound: a mistake in the library.
 
     Examples:
@@ -83,6 +84,8 @@ def exact_bound_layer(module: nn.Module, input_size: int | Sequence[int] | None 
 
 def _weight(module: nn.Module) -> Tensor:
     is_parametrized = parametrize.is_parametrized(module, "weight")
+    if is_parametrized and (reason := why_other_mode(module)):
+        raise UnsupportedLayer(f"no bound is known: {reason}")
     # In training mode some parametrizations compute another weight, and change their state.
     weight = tensor_in_eval_mode(module, "weight") if is_parametrized else getattr(module, "weight", None)
     if not isinstance(weight, Tensor):

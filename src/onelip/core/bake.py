@@ -191,7 +191,8 @@ def tensor_in_eval_mode(layer: nn.Module, name: str) -> Tensor:
     modes = [(module, module.training) for module in lists[name].modules()]
     lists[name].eval()
     try:
-        return getattr(layer, name).detach().clone()
+        with uncached():
+            return getattr(layer, name).detach().clone()
     finally:
         for module, mode in modes:
             module.training = mode

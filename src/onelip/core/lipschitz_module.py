@@ -1,13 +1,16 @@
 """Modules that state a proved Lipschitz constant, and hooks that check the input shape which a bound assumes."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.errors import UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -87,6 +90,24 @@ def guard_input_size(module: nn.Module, multiples: tuple[int, ...]) -> None:
     module.register_forward_pre_hook(InputSizeGuard(multiples), with_kwargs=True)
 
 
+def _checked(bound: "Callable[[Any], Bound]") -> "Callable[[Any], Bound]":
+    """Let a method `bound` return None where the parametrized tensors of the layer may not be what it assumes."""
+
+    @functools.wraps(bound)
+    def checked(self: nn.Module) -> Bound:
+        reason = why_other_map(self) or why_other_mode(self)
+        if reason is not None:
+            return Bound(None, reason)
+        try:
+            return bound(self)
+        except UnsoundBound:
+            raise
+        except Exception as error:  # such as tensors of the wrong shape: a bound that fails proves nothing
+            return Bound(None, f"its bound failed: {type(error).__name__}: {error}")
+
+    return checked
+
+
 class LipschitzModule(nn.Module):
     r"""Base class of layers with a proved L2 Lipschitz constant.
 
@@ -95,7 +116,9 @@ class LipschitzModule(nn.Module):
     real arithmetic. Certificates account for rounding separately. Constants of a composition multiply,
     $L(f \circ g) \le L(f) L(g)$.
 
-    Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights.
+    Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights. `bound` is
+    not called, and the constant is None, if a parametrization of the layer was changed (`why_other_map`) or computes
+    another tensor than in eval mode (`why_other_mode`).
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
@@ -122,8 +145,19 @@ class LipschitzModule(nn.Module):
 
     proved_constant: ClassVar[float | None] = None
     is_scriptable: ClassVar[bool] = False
-    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant", "input_shape"]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "bound" in vars(cls):
+            cls.bound = _checked(cls.bound)
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample, if the layer accepts only one shape; else None. Constants are measured at this shape."""
+        return None
+
+    @_checked
     def bound(self) -> Bound:
         """Return the proved constant and the reason for it, or the reason why there is none.
 
@@ -193,6 +227,69 @@ def is_changed(module: nn.Module) -> str | None:
         ):
             return f"its class overrides the forward of {torch_layer.__name__}"
     return None
+
+
+def why_other_map(module: nn.Module) -> str | None:
+    """Why a parametrized tensor of the module may be another one than its parametrizations prove, or None."""
+    for name, maps in _parametrizations(module).items():
+        for part in maps.modules():
+            kind = type(part)
+            if part._forward_hooks or part._forward_pre_hooks:
+                return f"the parametrization of {name!r} has a forward hook ({kind.__name__})"
+            replaced = [key for key in vars(part) if callable(getattr(kind, key, None))]
+            if replaced:
+                return f"the parametrization of {name!r} has a replaced method ({kind.__name__}.{replaced[0]})"
+            if _overrides_forward(kind):
+                return f"{kind.__name__} overrides forward without stating its own constant"
+        expected = getattr(maps, "expected_shape", None)
+        found = getattr(maps, "original", None)
+        if expected is not None and isinstance(found, Tensor) and tuple(found.shape) != expected:
+            return f"the parameter of {name!r} has shape {tuple(found.shape)} instead of {expected}"
+    return None
+
+
+def why_other_mode(module: nn.Module) -> str | None:
+    """Why a module in eval mode computes a parametrized tensor other than that of eval mode, or None.
+
+    A module in training mode has no such reason: constants are those of eval mode.
+    """
+    lists = _parametrizations(module)
+    if module.training or not lists:
+        return None
+    if any(part.training for part in module.parametrizations.modules()):  # pyright: ignore
+        return "its parametrization is in training mode, and the layer is in eval mode; call eval() on the layer"
+    cache: dict[tuple[int, str], Tensor | None] = parametrize._cache
+    for name, maps in lists.items():
+        cached = cache.get((id(module), name))
+        if cached is None:
+            continue
+        with torch.no_grad():
+            now = maps()
+        if not (cached.shape == now.shape and cached.dtype == now.dtype and torch.equal(cached, now)):
+            return (
+                f"torch.nn.utils.parametrize.cached() has a value of {name!r} that is not the one in eval mode; leave "
+                "the block first"
+            )
+    return None
+
+
+def _parametrizations(module: nn.Module) -> dict[str, Any]:
+    """Return torch's lists of parametrizations by the name of the tensor."""
+    if not parametrize.is_parametrized(module):
+        return {}
+    lists = module.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    return dict(lists.items())
+
+
+def _overrides_forward(kind: type) -> bool:
+    """Whether a class outside of onelip and torch overrides a forward, but not the statement about its result."""
+    depth = _depth(kind, "forward")
+    if kind.__mro__[depth].__module__.startswith(("onelip.", "torch.")):
+        return False
+    stated = min(_depth(kind, "constant_in"), _depth(kind, "excess"))
+    is_override = any("forward" in vars(base) for base in kind.__mro__[depth + 1 :] if base is not nn.Module)
+    return is_override and depth < stated
 
 
 def _depth(kind: type, name: str) -> int:

@@ -6,7 +6,7 @@ parametrization was created for, and only while the layer keeps that geometry.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,13 @@ from torch.nn.utils import parametrize
 
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of
-from onelip.core.lipschitz_module import Bound, InputSizeGuard, guard_input_size
+from onelip.core.lipschitz_module import (
+    Bound,
+    InputSizeGuard,
+    guard_input_size,
+    why_other_map,
+    why_other_mode,
+)
 from onelip.core.state_dicts import SavedSettings, accept_plain_weights
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -173,12 +179,22 @@ def attach(module: Layer, parametrization: LipschitzParametrization, name: str =
             f"expected {name!r} to be computed from one parameter, got {found.ntensors} parameters of {taken}; "
             f"call torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}) first"
         )
-    # unsafe=True only skips torch's check that the map keeps shape and dtype, which runs the map.
-    parametrize.register_parametrization(module, name, parametrization, unsafe=True)
+    register(module, parametrization, name)
     accept_plain_weights(module)
     if parametrization.geometry.needs_size_divisible_by is not None:
         guard_input_size(module, parametrization.geometry.needs_size_divisible_by)
     return module
+
+
+def register(module: nn.Module, map: nn.Module, name: str = "weight") -> None:
+    """Register a map by torch, in the mode of the layer, and record the shape of its parameter for `why_other_map`."""
+    # unsafe=True only skips torch's check that the map keeps shape and dtype, which runs the map.
+    parametrize.register_parametrization(module, name, map, unsafe=True)
+    lists = module.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    lists.train(module.training)
+    maps: Any = lists[name]
+    maps.expected_shape = tuple(maps.original.shape)
 
 
 def find_parametrization(module: nn.Module, name: str = "weight") -> LipschitzParametrization | None:
@@ -221,7 +237,8 @@ def bound_by_construction(module: nn.Module) -> Bound | None:
     found = find_parametrization(module)
     if found is None:
         return None
-    if (reason := found.mismatch(module) or _why_changed(module, found)) is not None:
+    reason = found.mismatch(module) or why_other_map(module) or why_other_mode(module)
+    if reason is not None:
         return Bound(None, reason)
     dtype = original_of(module).dtype
     constant = found.constant_in(dtype)
@@ -229,16 +246,3 @@ def bound_by_construction(module: nn.Module) -> Bound | None:
         return Bound(None, f"{found.describe()}: not bounded by construction")
     rounded = "" if dtype in (torch.float32, torch.float64) else f", rounded to {str(dtype).removeprefix('torch.')}"
     return Bound(constant, found.describe() + rounded)
-
-
-def _why_changed(module: nn.Module, found: LipschitzParametrization) -> str | None:
-    """Why the weight may be another one than the parametrization states a constant for, or None."""
-    for part in (parametrization_list(module), found):
-        assert part is not None
-        if "forward" in part.__dict__ or part._forward_hooks or part._forward_pre_hooks:
-            return f"{type(found).__name__} has a forward hook, or a forward that was replaced"
-    owners = {name: next(c for c in type(found).__mro__ if name in vars(c)) for name in ("forward", "constant_in")}
-    is_own = not owners["forward"].__module__.startswith("onelip.")
-    if is_own and owners["forward"] is not owners["constant_in"] and issubclass(*owners.values()):
-        return f"{type(found).__name__} overrides forward without stating its own constant"
-    return None

@@ -86,7 +86,8 @@ def constrain(
         )
     for name, layer in layers:
         if name not in refused:
-            made = chosen.apply(layer, **settings[name])
+            mode = layer.training
+            made = chosen.apply(layer, **settings[name]).train(mode)  # new modules are in training mode
             if made is not layer:
                 model = _put(model, layer, made)
     # Layers that are constrained already do not get the options of this call.

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from onelip.core.arguments import check_integer
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of, padding_of
-from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule, why_other_map
 from onelip.core.parametrization import attach, check_lipschitz, find_parametrization, original_of, weight_of
 from onelip.core.rounding import multiply_up
 from onelip.graph.kinds import Potential, Scale
@@ -93,6 +93,7 @@ class ConvexPotential(LipschitzModule):
         self._known_bound = KnownBound()
         bias = layer.bias
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
+        self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         V = self.weight
@@ -125,7 +126,9 @@ class ConvexPotential(LipschitzModule):
         return plain_dense(V, self.bias, everything, everything, self.lipschitz, axes=len(self.geometry.kernel_size))
 
     def _is_bounded(self) -> bool:
-        """Return whether ||V|| <= 1 is proved, up to rounding."""
+        """Return whether ||V|| <= 1 is proved in eval mode, up to rounding."""
+        if why_other_map(self):
+            return False
         norm = self._norm_of_weight().constant
         return norm is not None and norm <= 1 + 2.0**-10
 
@@ -201,11 +204,11 @@ def with_hidden(layer: nn.Module, hidden: int | None) -> nn.Module:
         raise ValueError(f"expected hidden to be a multiple of the number of groups, {geometry.groups}, got {hidden}")
     place: dict[str, Any] = {"bias": layer.bias is not None, "device": weight.device, "dtype": weight.dtype}
     if isinstance(layer, nn.Linear):
-        return nn.Linear(inputs, hidden, **place)
+        return nn.Linear(inputs, hidden, **place).train(layer.training)
     assert isinstance(layer, nn.modules.conv._ConvNd)
     kind: Any = type(layer)
     settings = {name: getattr(layer, name) for name in ("kernel_size", "padding", "dilation", "groups", "padding_mode")}
-    return kind(inputs, hidden, **settings, **place)
+    return kind(inputs, hidden, **settings, **place).train(layer.training)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from onelip.core.parametrization import (
     attach,
     check_lipschitz,
     find_parametrization,
+    original_of,
     parametrization_list,
     weight_of,
     working_type,
@@ -304,9 +305,14 @@ class FourierConv(LipschitzModule):
         self.spacing = spacing or (1,) * len(size)
         self.weight = nn.Parameter(layer.weight.detach(), layer.weight.requires_grad)
         self.bias = layer.bias
+        self.train(layer.training)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.in_channels, *self.input_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_shape(x, (self.in_channels, *self.input_size))
+        check_shape(x, self.input_shape)
         with full_precision(x.device):
             y = self._filtered(x.to(working_type(x.dtype))).to(x.dtype)
         return y if self.bias is None else y + self.bias.reshape(-1, *(1 for _ in self.size))
@@ -349,9 +355,7 @@ class FourierConv(LipschitzModule):
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, FrequencyMap) or maps is None or len(maps) != 1 or found.size != self.size:
             return Bound(None, "FourierConv with another parametrization than its own")
-        original = maps.original
-        assert isinstance(original, Tensor)
-        return Bound(found.constant_in(original.dtype), found.describe())
+        return Bound(found.constant_in(original_of(self).dtype), found.describe())
 
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the plain layers for `onelip.bake`."""

@@ -11,11 +11,12 @@ from torch.nn.utils import parametrize
 
 from onelip.core.arguments import check_integer
 from onelip.core.geometry import geometry_of, padding_of
-from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.lipschitz_module import Bound, LipschitzModule, why_other_map
 from onelip.core.parametrization import (
     attach,
     check_lipschitz,
     find_parametrization,
+    original_of,
     parametrization_list,
     weight_of,
     working_type,
@@ -93,6 +94,12 @@ class Sandwich(LipschitzModule):
         if isinstance(bias, Tensor) and hidden != self.outputs:
             bias = nn.Parameter(bias.new_zeros(hidden))
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
+        self.train(layer.training)
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample; 1x1 convolutions accept every size."""
+        return None if self.axes and not self.input_size else (self.inputs, *self.input_size)
 
     def forward(self, x: Tensor) -> Tensor:
         expected = (self.inputs, *self.input_size)
@@ -135,7 +142,7 @@ class Sandwich(LipschitzModule):
     def plain_form(self, tensors: Mapping[str, Tensor]) -> nn.Module | None:
         """Return the plain layers for `onelip.bake`; None if ||P|| <= 1 is not proved, and in half precision."""
         norm = self._norm_of_weight().constant
-        if norm is None or not norm <= 1 + 2.0**-12:
+        if why_other_map(self) or norm is None or not norm <= 1 + 2.0**-12:
             return None
         # With z = [0 x] the layer is the part of -(z - 2 P^T relu(P z + b / sqrt 2)) that belongs to A.
         P, bias = tensors["weight"], None if self.bias is None else self.bias.detach() * math.sqrt(0.5)
@@ -151,7 +158,7 @@ class Sandwich(LipschitzModule):
         found, maps = find_parametrization(self), parametrization_list(self)
         if not isinstance(found, (DenseMap, FrequencyMap)) or maps is None or len(maps) != 1:
             return Bound(None, "Sandwich with another parametrization than its own")
-        return Bound(found.constant_in(self.weight.dtype), found.describe())
+        return Bound(found.constant_in(original_of(self).dtype), found.describe())
 
     def _sized(self) -> str:
         return f" and spatial size {self.input_size}, for which it was built" if self.input_size else ""

@@ -17,7 +17,9 @@ from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
     check_lipschitz,
+    original_of,
     parametrization_list,
+    register,
     weight_of,
     working_type,
 )
@@ -216,7 +218,8 @@ class SOC(LipschitzModule):
         self.skew = SameSizeConv(self.groups * self.channels, kernel_size, layer.dilation, self.groups, is_circular)
         self.weight = nn.Parameter(kernel.flatten(0, 1))  # (g c, c, *taps)
         self.bias = layer.bias
-        parametrize.register_parametrization(self, "weight", SkewKernel(self.groups, self.norm), unsafe=True)
+        register(self, SkewKernel(self.groups, self.norm))
+        self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
         self.skew.check(x, self.in_channels)
@@ -249,17 +252,19 @@ class SOC(LipschitzModule):
 
     def bound(self) -> Bound:
         """The proved constant: by construction, or from the stored kernel if there is no parametrization."""
-        weight = self.weight
+        if self.skew.groups != self.groups:
+            return Bound(None, f"its groups were changed from {self.skew.groups} to {self.groups}")
         norm = self.norm * (1 + _SLACK)
         if parametrize.is_parametrized(self, "weight"):
             found = parametrization_list(self)
             only = found[0] if found is not None and len(found) == 1 else None
-            if not isinstance(only, SkewKernel) or only.norm != self.norm:
+            if not isinstance(only, SkewKernel) or only.norm != self.norm or only.groups != self.groups:
                 return Bound(None, "SOC with another parametrization than its own")
-            rounding = torch.finfo(weight.dtype).eps / 2 * math.sqrt(weight[0].numel())
+            parameter = original_of(self)  # of the shape and type of the weight
+            rounding = torch.finfo(parameter.dtype).eps / 2 * math.sqrt(parameter[0].numel())
             norm = max(norm, self.norm * (1 + 2 * rounding))
         else:
-            norm = skew_norm_bound(weight.detach().unflatten(0, (self.groups, -1)))
+            norm = skew_norm_bound(self.weight.detach().unflatten(0, (self.groups, -1)))
         if not norm <= 6:
             return Bound(None, f"the norm of its skew kernel, up to {norm}, is above 6")
         # Rounded up to few values, so that the exact arithmetic is cached.
