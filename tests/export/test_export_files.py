@@ -154,7 +154,7 @@ def test_directory_round_trip_is_bit_identical(run, tmp_path):
     card = (tmp_path / "net" / "README.md").read_text()
     content = json.loads(certificate.read_bytes())
     assert f"**{float(Fraction(content['nodes'][-1]['lipschitz']))!r}**" in card
-    assert "On the 3 images of the certificate" in card
+    assert "On the 3 images, according to the certificate" in card
     assert "| accuracy | 100.00 % |" in card
     assert hashlib.sha256(run.plain.read_bytes()).hexdigest() in card
     assert "| accuracy | 50.00 % |" in card

@@ -124,7 +124,7 @@ def test_packages_are_checked(run, tmp_path, monkeypatch):
         write_tryit(run, tmp_path / "page", runtime=tmp_path / "none.tgz")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    with pytest.raises(ExportError, match=r"npm is missing, .* install Node\.js, or give the file with --runtime"):
+    with pytest.raises(ExportError, match=r"npm is missing; .* install Node\.js, or give the file with --runtime"):
         write_tryit(run, tmp_path / "page")
     assert not (tmp_path / "page").exists()
 

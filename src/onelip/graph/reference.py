@@ -155,11 +155,11 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
     x = torch.cat([points, far]).to(like)
     calls = [
         ([0, 1, 2, 3, 0], torch.no_grad(), "without gradients"),
-        ([3, 1, 2, 4, 5, 6], torch.enable_grad(), "with gradients"),
-        ([2, 0, 6, 5], torch.inference_mode(), "in inference mode"),
+        ([3, 5, 6], torch.enable_grad(), "with gradients"),
+        ([2, 6], torch.inference_mode(), "in inference mode"),
         ([1], torch.no_grad(), "without gradients"),
         ([0, 1, 2, 3, 4, 5, 6], torch.no_grad(), "without gradients"),
-        ([3, 0, 5, 6], torch.no_grad(), "that are not contiguous"),
+        ([5, 6], torch.no_grad(), "that are not contiguous"),
     ]
     state = None
     with unchanged(model), torch.inference_mode(False), full_precision(like.device):
