@@ -121,6 +121,8 @@ class Program:
             return x * self._number(float.fromhex(node["factor"]))
         if op == "add":
             return xs[0] + xs[1]
+        if op not in ("relu", "abs"):
+            raise AssertionError(f"the reference has no kind {op!r}")
         return np.abs(x) if op == "abs" else np.maximum(x, 0 * x)
 
     def _series(self, node: dict[str, Any], S: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -220,6 +222,8 @@ def numbers(
         return both[0], both[1], both[2] + U * (both[1] + both[2]) + ETA * n
     if op == "join":
         return tuple(sum((v**2 for v in column), Fraction(0)) for column in zip(*inputs, strict=True))
+    if op not in ("relu", "abs", "sort"):
+        raise AssertionError(f"the reference has no kind {op!r}")
     return L, r, e
 
 

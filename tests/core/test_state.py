@@ -293,7 +293,7 @@ class Begins(nn.Module):
 
 
 def test_the_first_call_is_a_call():
-    with pytest.raises(CannotTrace, match="another one at the second call than at the first"):
+    with pytest.raises(CannotTrace, match="a different one at the second call"):
         trace(Begins(), torch.rand(2, 3))
 
 

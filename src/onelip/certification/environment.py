@@ -55,7 +55,9 @@ def check_sound(model: nn.Module) -> None:
         what = f"{training!r}" if training else "the model"
         raise ProofError(f"expected a model in eval mode, got {what} in training mode; call model.eval()")
     if not _rounds_to_nearest():
-        raise ProofError("expected float64 that rounds to nearest, got another rounding mode; restore it")
+        raise ProofError(
+            "expected float64 that rounds to nearest, got another rounding mode; set the CPU back to round-to-nearest"
+        )
 
 
 def check_backends(program: Program, batch_size: int) -> None:

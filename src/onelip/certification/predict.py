@@ -94,7 +94,7 @@ def certify(
     if mode == "sound":
         check_sound(model)
     with unchanged(model):
-        return (_certify_soundly if mode == "sound" else _certify_ordinarily)(model, images, labels, how)
+        return (_certify_soundly if mode == "sound" else _certify_in_real_arithmetic)(model, images, labels, how)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, ho
     )
 
 
-def _certify_ordinarily(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
+def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
     plain = bake(model, fold=False).eval()  # not folded: this claim does not include the rounding of folded weights
     like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
     proved, points = None, _points(images)

@@ -146,7 +146,7 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _call(target: str) -> "nn.Module":
-    """The module that package.module:name or file.py:name names, or that its function returns."""
+    """Load the module given as package.module:name or file.py:name; call it if it is a function."""
     import importlib
     import importlib.util
 

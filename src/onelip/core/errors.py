@@ -25,7 +25,7 @@ class NonFiniteWeight(ValueError):
 
 
 class ProofError(ValueError):
-    """Nothing can be proved about the running program for this network or these values."""
+    """The proof of the network's program failed or is not supported."""
 
 
 class OutOfRange(ProofError, OverflowError):

@@ -249,8 +249,8 @@ def list_data() -> list[str]:
     """Return the names of the data sets that `load_data` can load.
 
     Examples:
-        >>> list_data()
-        ['digits', 'mnist', 'fashion-mnist', 'cifar10', 'cifar100']
+        >>> "cifar10" in list_data()
+        True
     """
     return ["digits", *OFFICIAL]
 

@@ -133,7 +133,7 @@ def _pixels_of(path: Path, cap: int) -> Iterator[tuple[str, np.ndarray]]:
     """Names and pixels, (H, W) or (H, W, 3), of the images of a file."""
     if path.is_dir():
         raise DataError(
-            f"{path}: expected an image, got a folder; name that folder, or a pattern: '{path.parent}/**/*.png'"
+            f"{path}: expected an image, got a folder; pass the folder itself, or a pattern: '{path.parent}/**/*.png'"
         )
     if path.suffix.lower() != ".npz":
         yield str(path), read_pixels(path, FORMATS)

@@ -176,7 +176,7 @@ class Reader:
 
 
 def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
-    """The nodes that the output rests on, and the inputs, in order."""
+    """Yield the inputs and the nodes that the output depends on, in order."""
     live: set[FxNode] = set()
     for node in reversed(graph.nodes):
         if node.op in ("placeholder", "output") or node in live:
@@ -185,7 +185,7 @@ def _used(graph: torch.fx.Graph) -> Iterator[FxNode]:
     return (node for node in graph.nodes if node in live)
 
 
-# Operations that move entries of uninitialised memory, and such that replace all of them.
+# Operations that move entries of uninitialised memory, and operations that overwrite all entries.
 _MOVES_GARBAGE = {
     "alias", "as_strided", "cat", "clone", "contiguous", "copy", "detach", "expand", "index_copy", "index_put",
     "lift_fresh_copy", "permute", "reshape", "scatter", "select", "select_scatter", "slice", "slice_scatter", "squeeze",

@@ -99,7 +99,7 @@ class Reference:
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs (N, ...) for inputs in float64, and how far from these those of the model may be, in L2.
 
-        Anywhere, where numbers are so large that the model may overflow.
+        The distance is infinite where the model may overflow.
         """
         search = Search(self.claims.steps, torch.Generator(), 4 * self.coarsest.tiny)
         is_pair, c = self.claims.at_once == 1, self.claims.steps[-1].constant or 0.0

@@ -301,9 +301,9 @@ def check_axes(step: Step, dim: Axes) -> int:
 
 
 def check_alike(step: Step, *operands: Any) -> None:
-    """Refuse constants, of operations entry by entry, that are not the same for every sample."""
+    """Refuse an elementwise operation whose constants differ between samples."""
     for constant in operands:
         if not isinstance(constant, torch.Tensor) or constant.dim() != len(step.call.shape):
             continue
         if not bool((constant == constant[:1]).all()):
-            raise Refusal("has other constants for one sample than for another")
+            raise Refusal("has constants that differ between samples")

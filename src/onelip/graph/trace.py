@@ -100,8 +100,8 @@ def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
         graph = read(used, example[:2])
         if first is not None and (changed := first_difference(first, graph)) is not None:
             raise CannotTrace(
-                "expected the same program at every call, got another one at the second call than at the first, from "
-                f"{changed.place or 'the model'!r} ({changed.op}) on; the forward must not change what it reads"
+                "expected the same program at every call, got a different one at the second call, starting at "
+                f"{changed.place or 'the model'!r} ({changed.op}); the forward must not change what it reads"
             )
     if draws and not any(is_random(_target(call)) for call in graph.calls):
         raise CannotTrace(

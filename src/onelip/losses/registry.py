@@ -111,7 +111,8 @@ def find_loss(name: str) -> Callable[..., Any]:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(
-            f"unknown loss {name!r}; known: {', '.join(list_losses())}, or module:callable{did_you_mean(name, _LOSSES)}"
+            f"unknown loss {name!r}; known: {', '.join(list_losses())}, or module:callable"
+            f"{did_you_mean(name, _LOSSES)}; for a loss of your own, name its module with --import"
         )
     try:
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))

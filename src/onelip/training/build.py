@@ -18,6 +18,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.plugins import defining_modules, import_modules
 from onelip.data import DataError, DataNotFound, ImageData, NewImages, load_data, load_images, validation_split
+from onelip.losses.registry import find_loss, list_losses
 from onelip.methods.describe import options_of as options_of_method
 from onelip.methods.registry import list_methods
 from onelip.models import create_model, list_models
@@ -272,14 +273,20 @@ def _config_errors(run: RunDirectory) -> Iterator[None]:
         raise RunError(f"{run.config}: {error}") from error
 
 
-def import_needed(config: RunConfig, run: RunDirectory) -> None:
-    """Import the modules that register the model and the method of a run, if they are not registered.
+def import_needed(config: RunConfig, run: RunDirectory, *, is_trained: bool = False) -> None:
+    """Import the modules that register the model, the method and the loss of a run, if they are not registered.
+
+    Args:
+        config: of the run.
+        run: its directory, for messages.
+        is_trained: whether the run is trained further, so that its loss is needed.
 
     Raises:
         RunError: if a module cannot be imported.
     """
-    methods = ("default", "none", *list_methods())
-    if model_builder(config.recipe.model) is not None and config.recipe.method in methods:
+    recipe = config.recipe
+    is_known = model_builder(recipe.model) is not None and recipe.method in ("default", "none", *list_methods())
+    if is_known and (not is_trained or ":" in recipe.loss or recipe.loss in ("default", *list_losses())):
         return
     try:
         import_modules(config.imports)
@@ -288,9 +295,10 @@ def import_needed(config: RunConfig, run: RunDirectory) -> None:
 
 
 def find_imports(recipe: Recipe) -> tuple[str, ...]:
-    """Return the modules outside of onelip that register the model and the method of a recipe."""
+    """Return the modules outside of onelip that register the model, the method and the loss of a recipe."""
     builder, method = model_builder(recipe.model), resolve_method(recipe)
-    return defining_modules(*(thing for thing in (builder, method and method.apply) if thing is not None))
+    loss = find_loss(recipe.loss) if recipe.loss in list_losses() else None
+    return defining_modules(*(thing for thing in (builder, method and method.apply, loss) if thing is not None))
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

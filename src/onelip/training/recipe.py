@@ -76,8 +76,8 @@ class Recipe:
     """Fraction of the training images held out for validation; choose settings by it, and report the test images."""
 
     loss: str = "default"
-    """offset-cross-entropy, lmt, gloro, emma, certificate-regularisation, ocnn, gradient-penalty, kr, hkr, or
-    module:callable; "default" for the loss of the method, which is offset-cross-entropy for most."""
+    """Name of a loss (offset-cross-entropy, lmt, gloro, emma and others, see docs/methods.md) or module:callable;
+    "default" for the loss of the method, which is offset-cross-entropy for most."""
     loss_options: tuple[str, ...] = ()
     """Options of the loss, as key=value: epsilon=0.25 ramp=0.3."""
     offset: float = math.sqrt(2)

@@ -73,7 +73,7 @@ class RunConfig:
         class_names: names of the classes, in the order of the labels.
         shape: shape of an image (channels, height, width).
         data_root: directory of named data sets that the run was started with; None for the default places.
-        imports: modules outside of onelip that register the model or the method.
+        imports: modules outside of onelip that register the model, the method or the loss.
     """
 
     recipe: Recipe

@@ -94,11 +94,11 @@ def train(
     run = RunDirectory(out)
     if resume:
         kept = read_config(run)
-        import_needed(kept, run)
+        import_needed(kept, run, is_trained=True)
         data_root = data_root or kept.data_root
     elif recipe.start_from:
         start = RunDirectory(recipe.start_from)
-        import_needed(read_config(start), start)
+        import_needed(read_config(start), start, is_trained=True)
         recipe = recipe.replace(start_from=str(start.path.expanduser().absolute()))
     root = None if data_root is None else str(Path(data_root).expanduser().absolute())
     options = SessionOptions(resume, tuple(log), save_minutes, save_steps, root)

@@ -242,7 +242,7 @@ def deviation(step: Step) -> StepBound:
 @register_rule("aten.amax.default", "aten.amin.default", "aten.max.dim", "aten.min.dim", "aten.median.dim",
                "aten.kthvalue.default", "aten.aminmax.default")  # fmt: skip
 def extreme(step: Step) -> StepBound:
-    """Entries of each group by their rank: a part of the sorted group. Of aminmax, which gives two, both."""
+    """Select entries of each group by rank, which is a part of the sorted group; aminmax selects two."""
     count = check_axes(step, step.argument("dim"))
     if count == 1 and "aminmax" in step.call.op:
         return step.times(up_root(Fraction(2)), "the only entry, twice")

@@ -193,7 +193,7 @@ class Values:
         return self._new(call.shape[1:], operands, verdict.root_factor, None if verdict.root is not None else call)
 
     def _result(self, call: Call, factor: float | None) -> int:
-        """One of several results of a call, as a value of the operands of that call."""
+        """Add one result of a call with several results, as a function of the operands of the call."""
         producer, index, shape = self.graph.calls[call.inputs[0]], call.arguments[1], call.shape[1:]
         whole = self._all[self.of_call[producer.index]]
         if not whole.operands:

@@ -286,7 +286,7 @@ class Region:
         return number
 
     def weights(self, number: int) -> Tensor:
-        """Weights of a value: of its rows, or of the last value before it that has rows, times constants."""
+        """Weights of a value, or those of the last value before it that has rows, times the constants after that."""
         chain, rows = [], None
         while number != self.ancestor:
             rows = self.rows(number)
