@@ -185,6 +185,28 @@ def test_a_run_remembers_the_module_of_its_model(tmp_path, capsys, monkeypatch):
     assert "'no_such_module' cannot be imported" in err
 
 
+def test_a_run_remembers_the_module_of_its_loss(tmp_path, capsys, monkeypatch):
+    from onelip.losses import registry
+
+    (tmp_path / "losses_of_mine.py").write_text(
+        "from onelip.losses import register_loss\nimport torch.nn.functional as F\n\n"
+        "@register_loss('loss-of-mine')\ndef loss(scores, labels):\n    return F.cross_entropy(scores, labels)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = [*SMALL_FLAGS, "--epochs", "1", "--loss", "loss-of-mine", "--out", "run"]
+    code, _, err = call(capsys, "train", *options)
+    assert code == 2
+    assert "name its module with --import" in err
+    assert call(capsys, "train", *options, "--import", "losses_of_mine")[0] == 0
+    assert read_config(RunDirectory("run")).imports == ("losses_of_mine",)
+    for file in ("results.json", "plain.safetensors"):
+        (tmp_path / "run" / file).unlink()
+    registry._LOSSES.pop("loss-of-mine")
+    sys.modules.pop("losses_of_mine")
+    assert call(capsys, "train", "--resume", "run")[0] == 0
+    registry._LOSSES.pop("loss-of-mine")
+
+
 def test_entry_points(tmp_path, monkeypatch):
     """An installed package registers its model without --import; a broken one is reported."""
     from onelip.models import registry

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from onelip.core.arguments import check_name_free, did_you_mean
+from onelip.core.plugins import load_entry_points
 
 _LOSSES: dict[str, Callable[..., Any]] = {}
 
@@ -58,6 +59,7 @@ def list_losses() -> list[str]:
         >>> "emma" in list_losses()
         True
     """
+    load_entry_points("onelip.losses")
     return sorted(_LOSSES)
 
 
@@ -106,6 +108,8 @@ def find_loss(name: str) -> Callable[..., Any]:
         >>> find_loss("torch.nn.functional:cross_entropy").__name__
         'cross_entropy'
     """
+    if name not in _LOSSES:
+        load_entry_points("onelip.losses")
     if name in _LOSSES:
         return _LOSSES[name]
     module, colon, attribute = name.partition(":")
