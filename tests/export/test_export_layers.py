@@ -30,6 +30,7 @@ def layers() -> dict[str, nn.Module]:
         "ConcatenationPool1d": nn.Sequential(nn.Flatten(2), own.ConcatenationPool1d(2)),
         "ConcatenationPool2d": own.ConcatenationPool2d(2),
         "ConcatenationPool3d": nn.Sequential(nn.Unflatten(1, (2, 2)), own.ConcatenationPool3d(2)),
+        "MirrorAverage": own.MirrorAverage(own.AOLConv2d(4, 4, 1)),
         "ConvexResidual": own.ConvexResidual(own.AOLConv2d(4, 4, 1), alpha=0.3),
         "FirstChannels": own.FirstChannels(2),
         "GroupSort": own.GroupSort(),

@@ -283,6 +283,10 @@ def _function(function: types.FunctionType, keep: Copies | None) -> Parts:
     return Parts((id(function.__code__), id(function.__globals__)), children, restore)
 
 
+# What the import system stores in a module.
+_MODULE_FIELDS = {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
+
+
 class Globals:
     """The global names used by the code of a function."""
 
@@ -296,7 +300,7 @@ class Globals:
         package = self.scope.get("__package__") or ""
         self.imported = [found for name in imported for found in _imported(name, package)]
         # Code that asks for the namespace itself may use every name.
-        self.names = sorted(self.scope if names & {"globals", "exec", "eval"} else names)
+        self.names = sorted(self.scope.keys() - _MODULE_FIELDS if names & {"globals", "exec", "eval"} else names)
 
     def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Yield (label, namespace, name) of each existing name, and of the names used in modules of the user."""
