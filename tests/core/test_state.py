@@ -689,10 +689,15 @@ def _set_variable(self):
     return VARIABLE.get()
 
 
-def _set_global(self):
-    scope = globals()
-    scope["A_NEW_NAME"] = scope.get("A_NEW_NAME", 0) + 1
-    return scope["A_NEW_NAME"]
+# In a namespace of its own: that of a test module leads to everything that pytest holds.
+_NAMESPACE = {"__name__": "users_module"}
+exec(
+    "def set_global(self):\n"
+    "    scope = globals()\n"
+    "    scope['A_NEW_NAME'] = scope.get('A_NEW_NAME', 0) + 1\n"
+    "    return scope['A_NEW_NAME']\n",
+    _NAMESPACE,
+)
 
 
 HIDDEN = {
@@ -710,7 +715,7 @@ HIDDEN = {
     "context variable": (_set_variable, None),
     "thread": (lambda self: _count_on(LOCAL), None),
     "logger": (lambda self: _count_on(LOGGER), None),
-    "namespace": (_set_global, None),
+    "namespace": (_NAMESPACE["set_global"], None),
 }
 
 
