@@ -98,7 +98,7 @@ INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cayley, no batch centring": ("cayley", WITHOUT_CENTRING),
 }
 # A narrow AOL-Small with the optimizer of the paper.
-NARROW = preset("short").replace(
+NARROW = preset("paper-short").replace(
     model_options=("channels=64", "width=8", "convs=4", "linears=4"), epochs=1, epoch_part=0.5, warmup=0.15, threads=1
 )
 RETRACTIONS: dict[str, dict[str, Any]] = {

@@ -51,7 +51,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     name = f"methods_batch{args.batch}"
     rows = read_rows(RESULTS / f"{name}.json")
-    shared = preset("short").replace(batch_size=args.batch, threads=args.threads)
+    shared = preset("paper-short").replace(batch_size=args.batch, threads=args.threads)
     plain = peak_mebibytes(shared.replace(method="none"), CLASSES, SHAPE)
     for method in args.methods.split(","):
         if method in rows and not args.again:

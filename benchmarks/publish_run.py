@@ -1,6 +1,6 @@
 """Publish a run: its command, recipe, machine, log and table go to results/NAME.json, its curves to results/NAME.png.
 
-python benchmarks/publish_run.py runs/cifar10-aol-small-1 cifar10_short --what "AOL-Small, short preset"
+python benchmarks/publish_run.py runs/cifar10-aol-small-1 cifar10_paper_short --what "AOL-Small, paper-short preset"
 """
 
 import argparse

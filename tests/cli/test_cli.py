@@ -54,9 +54,10 @@ def test_data_needs_no_torch():
 
 def test_help_shows_the_defaults_of_the_preset(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert re.search(
-        r"--epochs INT.*?default: 1000", call(capsys, "train", "--data", "cifar10", "--help")[1], re.DOTALL
-    )
+    paper = call(capsys, "train", "--data", "cifar10", "--model", "aol-small", "--help")[1]
+    assert re.search(r"--epochs INT.*?default: 1000", paper, re.DOTALL)
+    fast = call(capsys, "train", "--data", "cifar10", "--help")[1]
+    assert re.search(r"--model STR.*?default: aol-fast-medium", fast, re.DOTALL)
     short = call(capsys, "train", "--preset", "short", "--help")[1]
     assert re.search(rf"--epochs INT.*?default: {preset('short').epochs}\)", short, re.DOTALL)
 

@@ -10,7 +10,7 @@ from torch import nn
 import onelip
 from onelip.training import PRESETS, Recipe, RecipeError, build_model, learning_rate, make_optimizer, preset
 from onelip.training.learner import linear_weights, make_augmentation
-from onelip.training.recipe import parse_options, preset_for
+from onelip.training.recipe import default_preset, parse_options, recipe_for_budget
 
 
 def test_defaults_are_the_papers():
@@ -91,13 +91,26 @@ def test_other_json_is_refused():
         preset("papr")
 
 
-def test_each_data_set_has_a_preset():
-    assert [preset_for(name) for name in (None, "digits", "cifar10", "own.npz")] == [
-        "digits",
-        "digits",
-        "paper",
-        "paper",
-    ]
+@pytest.mark.parametrize(
+    ("data", "model", "expected"),
+    [
+        (None, None, "digits"),
+        ("digits", "aol-small", "digits"),
+        ("cifar10", None, None),
+        ("cifar10", "aol-fast-large", None),
+        ("cifar10", "aol-small", "paper"),
+        ("own.npz", None, None),
+        ("own.npz", "aol-small", None),
+    ],
+)
+def test_runs_without_a_preset_have_that_of_data_and_model_or_a_budget(data, model, expected):
+    assert default_preset(data, model) == expected
+
+
+def test_the_short_preset_is_a_budget_of_ten_minutes_with_fixed_epochs():
+    short = preset("short")
+    assert short.replace(epochs=1, evaluate_every=1) == recipe_for_budget(600).replace(epochs=1)
+    assert short.epochs < preset("paper").epochs
 
 
 def test_only_weights_decay():

@@ -37,7 +37,8 @@ class Compare:
     model_options: Annotated[tuple[str, ...], unset("KEY=VALUE ...")] = ()
     """Options of the model."""
     preset: Annotated[str | None, unset("NAME")] = None
-    """Recipe that all methods share: paper, short or digits. Default: digits for the digits, else short."""
+    """Recipe that all methods share: paper, paper-short, short or digits. Default: digits for the digits, else
+    paper-short."""
     batch_size: OptionalNumber = None
     """Images per step. Default: that of the preset."""
     seed: int = 0
@@ -102,7 +103,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _shared_recipe(command: Compare) -> Recipe:
     # The recipe for few epochs: the schedule of the paper is made for 1000.
-    chosen = preset(command.preset or ("digits" if command.data == "digits" else "short"))
+    chosen = preset(command.preset or ("digits" if command.data == "digits" else "paper-short"))
     return chosen.replace(
         data=command.data,
         model=command.model or chosen.model,

@@ -14,8 +14,7 @@ import tyro
 
 from onelip.cli._common import Flag, OptionalPath, make_console, new_run_directory, parse, unset
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.data.registry import known_name
-from onelip.training.recipe import OWN_BUDGET, Recipe, parse_seconds, preset, preset_for, recipe_for_budget
+from onelip.training.recipe import DEFAULT_BUDGET, Recipe, default_preset, parse_seconds, preset, recipe_for_budget
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -23,10 +22,10 @@ from onelip.training.run_directory import RunDirectory, read_config
 class Train:
     """Train a 1-Lipschitz network.
 
-    Without options, it trains on the handwritten digits in the package, in about a minute. With --data FOLDER, your own
-    images, it takes a network sized to them, for ten minutes. With --data NAME, it uses the recipe of the paper; with
-    --budget, the network and options that give most in that time. The defaults below are those of the preset or budget.
-    Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
+    Without options, it trains on the handwritten digits in the package, in about a minute. With --data NAME, or --data
+    FOLDER for your own images, it takes a network sized to them, for ten minutes; --budget changes the time. With
+    --preset paper, or --model and an architecture of the paper, it uses the recipe of the paper. The defaults below are
+    those of the preset or budget. Ctrl-C and SIGTERM stop the run after the current step and save it. Models and
     methods of your own: --import MODULE, which registers them; the run remembers it.
     """
 
@@ -36,10 +35,12 @@ class Train:
     resume: OptionalPath = None
     """Resume the run in this directory. If its data were moved, add --data PATH."""
     preset: Annotated[str | None, unset("NAME")] = None
-    """Recipe to start from: paper, short (5 epochs of AOL-Small by SGD) or digits."""
+    """Recipe to start from: paper, paper-short (5 epochs of AOL-Small by SGD), short (70 epochs of aol-fast-medium) or
+    digits."""
     budget: Annotated[str | None, unset("TIME")] = None
     """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
-    of epochs from the speed of the first steps. Other options take precedence. Default for your own images: 10m."""
+    of epochs from the speed of the first steps. Other options take precedence. Default: 10m, unless a preset, epochs or
+    an architecture of the paper are given."""
     data_root: OptionalPath = None
     """Directory of named data sets; see onelip data. The run remembers it."""
     save_minutes: float = 10.0
@@ -111,7 +112,7 @@ def run(arguments: Sequence[str]) -> int:
 def _defaults(arguments: Sequence[str]) -> Train:
     """The defaults of the options: the recipe of the run to resume, of the preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--start-from", "--preset", "--data", "--method", "--budget", "--epochs"):
+    for flag in ("--resume", "--start-from", "--preset", "--data", "--model", "--method", "--budget", "--epochs"):
         peek.add_argument(flag, nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
@@ -132,11 +133,11 @@ def _defaults(arguments: Sequence[str]) -> Train:
     if known.start_from:
         kept = read_config(RunDirectory(Path(known.start_from).expanduser()))
         starting, root = kept.recipe, None if kept.data_root is None else Path(kept.data_root)
-    elif budget or (known.data and not known.preset and known_name(known.data) is None):
-        budget = budget or OWN_BUDGET
-        starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
+    elif not budget and (name := known.preset or default_preset(known.data, known.model)):
+        starting = preset(name)
     else:
-        starting = preset(known.preset or preset_for(known.data))
+        budget = budget or DEFAULT_BUDGET
+        starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
     if known.method is not None:
         from onelip.training.objective import with_method
 
