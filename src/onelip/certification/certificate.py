@@ -211,11 +211,11 @@ def check_weights(program: Program, path: Path) -> None:
 
 
 def _node(proof: Proof, index: int) -> dict[str, Any]:
-    node, state, bound = proof.program.nodes[index], proof.states[index], proof.bounds.get(index)
+    node, proved, bound = proof.program.nodes[index], proof.node_bounds[index], proof.layer_bounds.get(index)
     content = node.record()
     if bound is not None:
         content["bound"] = _bound(bound, node)
-    numbers = {"lipschitz": state.lipschitz, "norm": state.norm, "error": state.error, **state.facts}
+    numbers = {"lipschitz": proved.lipschitz, "norm": proved.norm, "error": proved.error, **proved.facts}
     return content | {name: str(Fraction(value)) for name, value in numbers.items()}
 
 

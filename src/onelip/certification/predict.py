@@ -28,7 +28,7 @@ from onelip.core.errors import CannotTrace, ProofError
 from onelip.core.images import check_images, images_hash, to_float
 from onelip.core.precision import full_precision
 from onelip.core.state import unchanged
-from onelip.graph.kinds import State
+from onelip.graph.kinds import NodeBound
 from onelip.graph.reference import Reference, check_model_itself
 from onelip.graph.trace import trace
 
@@ -155,7 +155,7 @@ def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor
     check_model_itself(model, reference, points, like)
     logits = _run(plain, images, like.dtype, how, _Comparison(reference)).double().cpu()
     _check_range(labels, logits.shape[1])
-    head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
+    head = same_for_all(logits.shape[1], NodeBound(constant, 0.0, 0.0)) if proved is None else proved.head
     return Certification(
         mode="real-arithmetic",
         classes=logits.argmax(1),

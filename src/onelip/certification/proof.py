@@ -22,7 +22,7 @@ from onelip.core.bake import copy_model, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
-from onelip.graph.kinds import Affine, Exponential, Node, Potential, Program, State, propagate
+from onelip.graph.kinds import Affine, Exponential, Node, NodeBound, Potential, Program, propagate
 from onelip.graph.lowering import lower
 from onelip.graph.reference import Reference, check_model_itself
 
@@ -46,31 +46,31 @@ class Proof:
     Attributes:
         kind: "fast" or "exact".
         program: the operations of the network.
-        states: Lipschitz constant, norm and rounding error of each operation.
-        bounds: bounds of the linear operations, by their index.
+        node_bounds: Lipschitz constant, norm and rounding error of each node of the program.
+        layer_bounds: bounds of the weights of the linear nodes, by their index.
         head: Lipschitz constant and rounding error of the difference of each pair of logits.
     """
 
     kind: Kind
     program: Program
-    states: tuple[State, ...]
-    bounds: dict[int, LayerBound]
+    node_bounds: tuple[NodeBound, ...]
+    layer_bounds: dict[int, LayerBound]
     head: Head
 
     @property
     def constant(self) -> float:
         """A Lipschitz constant of the map from images to logits (L2, real arithmetic)."""
-        return self.states[-1].lipschitz
+        return self.node_bounds[-1].lipschitz
 
     @property
     def error(self) -> float:
         """Upper bound on the L2 distance of the computed logits from those in real arithmetic, for every image."""
-        return self.states[-1].error
+        return self.node_bounds[-1].error
 
     def __str__(self) -> str:
         return (
             f"proved ({self.kind}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
-            f"{self.error:.3g}, {len(self.bounds)} linear layers"
+            f"{self.error:.3g}, {len(self.layer_bounds)} linear layers"
         )
 
 
@@ -143,12 +143,12 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def claims_of(proof: Proof, points: Tensor) -> Claims:
     """Claims to test: the constant of every node, and of the difference of the two largest logits at each point."""
-    nodes, states = proof.program.nodes, proof.states
+    nodes, bounds = proof.program.nodes, proof.node_bounds
     steps = []
-    for node, state in zip(nodes, states, strict=True):
-        before = [states[i].lipschitz for i in node.inputs]
-        factor = state.lipschitz / before[0] if len(before) == 1 and before[0] > 0 else None
-        steps.append(Claim(node.title, node.inputs, node.run, state.lipschitz, factor))
+    for node, bound in zip(nodes, bounds, strict=True):
+        before = [bounds[i].lipschitz for i in node.inputs]
+        factor = bound.lipschitz / before[0] if len(before) == 1 and before[0] > 0 else None
+        steps.append(Claim(node.title, node.inputs, node.run, bound.lipschitz, factor))
     targets = []
     for y, j in proof.program.run(points[:2])[-1].topk(2).indices.tolist():
         difference = functools.partial(_difference, y=y, j=j)
@@ -223,23 +223,23 @@ def first_difference(one: Program, other: Program) -> str | None:
 
 
 def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> Proof:
-    bounds: dict[int, LayerBound] = {}
+    layer_bounds: dict[int, LayerBound] = {}
     seen: dict[object, LayerBound] = {}  # shared layers are proved once
-    states: list[State] = []
+    node_bounds: list[NodeBound] = []
     total = sum(isinstance(node, Affine) for node in program.nodes)
     nodes: list[Node] = []
     for index, node in enumerate(program.nodes):
         if isinstance(node, Affine):
-            progress(len(bounds), total, node.place or node.kind)
+            progress(len(layer_bounds), total, node.place or node.kind)
             key = (node.weight.name or index, node.geometry)
-            bounds[index] = seen.get(key) or _bound(node, kind, effort)
-            seen[key] = bounds[index]
-            node = replace(node, square=bounds[index].square)
+            layer_bounds[index] = seen.get(key) or _bound(node, kind, effort)
+            seen[key] = layer_bounds[index]
+            node = replace(node, square=layer_bounds[index].square)
         nodes.append(node)
-        states.append(propagate(node, *(states[i] for i in node.inputs)))
+        node_bounds.append(propagate(node, *(node_bounds[i] for i in node.inputs)))
     program = Program(tuple(nodes))
     progress(total, total, "pairs of classes")
-    return Proof(kind, program, tuple(states), bounds, make_head(program, states))
+    return Proof(kind, program, tuple(node_bounds), layer_bounds, make_head(program, node_bounds))
 
 
 def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:

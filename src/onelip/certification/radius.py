@@ -31,7 +31,7 @@ from torch import Tensor
 
 from onelip.core.rounding import root_below, up_root
 from onelip.graph.exact import squared_distances
-from onelip.graph.kinds import Affine, Join, Program, State
+from onelip.graph.kinds import Affine, Join, NodeBound, Program
 
 # The number of pairs grows with the square of the number of classes; beyond this, all pairs have one constant.
 MOST_CLASSES_WITH_PAIRS = 128
@@ -54,17 +54,17 @@ class Head:
     loss: float
 
 
-def make_head(program: Program, states: list[State]) -> Head:
-    """Compute the constants of the pairs from the proved states of the nodes."""
+def make_head(program: Program, bounds: list[NodeBound]) -> Head:
+    """Compute the constants of the pairs from the proved bounds of the nodes."""
     node = _logits_node(program)
     if node is None:
-        return same_for_all(program.classes, states[-1])
+        return same_for_all(program.classes, bounds[-1])
     last = program.nodes[node]
     assert isinstance(last, Affine)
     rows = _rows(last)[: program.classes]  # (classes, inputs)
-    lipschitz = Fraction(states[last.inputs[0]].lipschitz)
+    lipschitz = Fraction(bounds[last.inputs[0]].lipschitz)
     squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
-    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
+    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * bounds[node].error)
 
 
 def _logits_node(program: Program) -> int | None:
@@ -86,7 +86,7 @@ def _logits_node(program: Program) -> int | None:
     return index if single and not node.is_circular and node.groups == 1 else None
 
 
-def same_for_all(classes: int, output: State) -> Head:
+def same_for_all(classes: int, output: NodeBound) -> Head:
     """One constant for all pairs: sqrt(2) times that of the logits."""
     square = 2 * Fraction(output.lipschitz) ** 2
     root, zero, indices = up_root(square), Fraction(0), range(classes)

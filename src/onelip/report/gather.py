@@ -28,7 +28,7 @@ from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
-from onelip.graph.kinds import State
+from onelip.graph.kinds import NodeBound
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
@@ -353,7 +353,7 @@ def _joined(
 
 def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
     """Radii in real arithmetic from a proved constant."""
-    head = same_for_all(scores.shape[1], State(constant, 0.0, 0.0))
+    head = same_for_all(scores.shape[1], NodeBound(constant, 0.0, 0.0))
     return Certification(
         mode="real-arithmetic",
         classes=scores.argmax(1),
