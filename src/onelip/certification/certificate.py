@@ -111,11 +111,10 @@ def make_certificate(
 ) -> dict[str, Any]:
     """The content of a certificate file in `folder`; see `write_certificate`."""
     proof = certification.proof
-    if certification.mode != "sound" or proof is None or proof.kind != "exact":
-        kind = None if proof is None else proof.kind
+    if certification.mode != "sound" or proof is None or not proof.exact:
         raise ProofError(
-            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} with "
-            f"proof {kind!r}: a file holds exact fractions only; certify again"
+            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} and "
+            f"{'no proof' if proof is None else f'exact={proof.exact}'}; a file holds exact fractions: certify again"
         )
     found = images_hash(images)
     shape = (len(certification.classes), *proof.program.input_shape)

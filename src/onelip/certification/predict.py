@@ -88,7 +88,7 @@ def certify(
         raise ValueError(
             f"expected proof to be a result of onelip.prove, got {proof!r}; for exact proofs use exact=True"
         )
-    if proof is not None and exact and proof.kind != "exact":
+    if proof is not None and exact and not proof.exact:
         raise ValueError("the given proof is not exact: pass onelip.prove(model, shape, exact=True), or no proof")
     how = _How(proof, exact, batch_size, effort, progress)
     if mode == "sound":

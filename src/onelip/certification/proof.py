@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,6 @@ from onelip.graph.kinds import Affine, Exponential, Node, NodeBound, Potential, 
 from onelip.graph.lowering import lower
 from onelip.graph.reference import Reference, check_model_itself
 
-Kind = Literal["fast", "exact"]
 # Called with the number of completed steps, their total number, and the title of the next step.
 Progress = Callable[[int, int, str], None]
 
@@ -44,14 +42,14 @@ class Proof:
     """The result of `prove`. It is about the program; `onelip.certify` checks that a model has this program.
 
     Attributes:
-        kind: "fast" or "exact".
+        exact: whether the layers are bounded in rational arithmetic, or in float64 with error terms.
         program: the operations of the network.
         node_bounds: Lipschitz constant, norm and rounding error of each node of the program.
         layer_bounds: bounds of the weights of the linear nodes, by their index.
         head: Lipschitz constant and rounding error of the difference of each pair of logits.
     """
 
-    kind: Kind
+    exact: bool
     program: Program
     node_bounds: tuple[NodeBound, ...]
     layer_bounds: dict[int, LayerBound]
@@ -68,8 +66,9 @@ class Proof:
         return self.node_bounds[-1].error
 
     def __str__(self) -> str:
+        how = "exact" if self.exact else "fast"
         return (
-            f"proved ({self.kind}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
+            f"proved ({how}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
             f"{self.error:.3g}, {len(self.layer_bounds)} linear layers"
         )
 
@@ -128,7 +127,7 @@ def prove_baked(
 ) -> Proof:
     """`prove` for a network that is baked already, which is unchanged; tested at the given points."""
     program = program_of(plain, _checked_shape(input_shape))
-    proved = _prove(program, "exact" if exact else "fast", effort, progress or _silent)
+    proved = _prove(program, exact, effort, progress or _silent)
     falsify(claims_of(proved, points), points[:2])
     return proved
 
@@ -222,7 +221,7 @@ def first_difference(one: Program, other: Program) -> str | None:
     return None
 
 
-def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> Proof:
+def _prove(program: Program, exact: bool, effort: Effort, progress: Progress) -> Proof:
     layer_bounds: dict[int, LayerBound] = {}
     seen: dict[object, LayerBound] = {}  # shared layers are proved once
     node_bounds: list[NodeBound] = []
@@ -232,17 +231,17 @@ def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> 
         if isinstance(node, Affine):
             progress(len(layer_bounds), total, node.place or node.kind)
             key = (node.weight.name or index, node.geometry)
-            layer_bounds[index] = seen.get(key) or _bound(node, kind, effort)
+            layer_bounds[index] = seen.get(key) or _bound(node, exact, effort)
             seen[key] = layer_bounds[index]
             node = replace(node, square=layer_bounds[index].square)
         nodes.append(node)
         node_bounds.append(propagate(node, *(node_bounds[i] for i in node.inputs)))
     program = Program(tuple(nodes))
     progress(total, total, "pairs of classes")
-    return Proof(kind, program, tuple(node_bounds), layer_bounds, make_head(program, node_bounds))
+    return Proof(exact, program, tuple(node_bounds), layer_bounds, make_head(program, node_bounds))
 
 
-def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
+def _bound(node: Affine, exact: bool, effort: Effort) -> LayerBound:
     weight, geometry = node.weight.values, node.geometry
     # A norm 1 + t makes the constant of a potential 2 (1 + t)^2 - 1; a norm below 1 does not reduce it.
     enough = 0.0
@@ -252,8 +251,8 @@ def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
     if isinstance(node, Potential | Exponential) and effort == "normal":
         effort = "high"
     try:
-        fast = bound_weight(weight, geometry, effort=effort, exact=kind == "exact", enough=enough)
-        if kind == "exact" and fast.witness.kind != "frequencies":  # always proved in integers
+        fast = bound_weight(weight, geometry, effort=effort, exact=exact, enough=enough)
+        if exact and fast.witness.kind != "frequencies":  # always proved in integers
             try:
                 found = exact_bound(weight, geometry, fast.witness)
             except ProofFailed:  # the claim is too close to the norm; the default witness always works

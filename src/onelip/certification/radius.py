@@ -6,7 +6,7 @@ every distance R with
 
     f^_y - f^_j > slope_yj R + 8 error    for all j != y.
 
-Half of this loss is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
+Half of these 8 errors is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
 certificate file: the checker runs the program itself, and two runs may differ by 2 error.
 
 If the logits are rows of a linear node with the input node P, then slope_yj = ||w_y - w_j|| lipschitz_P, with the exact
@@ -14,7 +14,7 @@ distance of two rows. Otherwise sqrt(2) ||W|| holds for every pair. Slopes are s
 
 The radius is
 
-    R_j = (f^_y - f^_j - loss) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
+    R_j = (f^_y - f^_j - 8 error) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
 
 The quotients are computed as fractions, squared like the slopes. Float64 is used only to select the j that can attain
 the minimum: its estimate of R_j has an error of a few units in the last place of the margin, and every j that is not
@@ -45,13 +45,13 @@ class Head:
         node: the linear node whose first rows are the logits; None if all pairs have one constant.
         squares: (classes, classes), squared slopes; zeros on the diagonal.
         slope: their roots, rounded up.
-        loss: 8 error, exact.
+        rounding: 8 error, which every margin loses to rounding.
     """
 
     node: int | None
     squares: list[list[Fraction]]
     slope: list[list[float]]
-    loss: float
+    rounding: float
 
 
 def make_head(program: Program, bounds: list[NodeBound]) -> Head:
@@ -138,11 +138,11 @@ def pixel_distance(radius: float) -> int | None:
 def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The class of each row, and the others that can attain the minimum, including all doubtful ones."""
     classes = logits.argmax(1)
-    slope, loss = np.asarray(head.slope)[classes], head.loss
+    slope, rounding = np.asarray(head.slope)[classes], head.rounding
     with np.errstate(all="ignore"):
         margin = np.take_along_axis(logits, classes[:, None], 1) - logits
-        estimate = (margin - loss) / slope
-        doubt = _SLACK * (np.abs(margin) + loss) / slope
+        estimate = (margin - rounding) / slope
+        doubt = _SLACK * (np.abs(margin) + rounding) / slope
         highest = estimate + doubt
         own = np.arange(logits.shape[1]) == classes[:, None]
         highest[own | np.isnan(highest)] = np.inf
@@ -153,7 +153,7 @@ def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[
 
 def _exact_radius(logits: Floats, y: int, others: NDArray[np.int64], head: Head) -> float:
     nearest: Fraction | None = None
-    best = Fraction(float(logits[y])) - Fraction(head.loss)
+    best = Fraction(float(logits[y])) - Fraction(head.rounding)
     for j in others.tolist():
         left = best - Fraction(float(logits[j]))
         if not left > 0:

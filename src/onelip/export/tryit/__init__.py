@@ -130,7 +130,7 @@ def write_tryit(
         .format(constant=found.certification.constant, dtype=arithmetic, why=why)
         .strip(),
         "slope": head.slope,
-        "loss": head.loss if sound else 0.0,
+        "rounding": head.rounding if sound else 0.0,
         "images": [
             {"label": config.class_names[label], "pixels": base64.b64encode(image.numpy().tobytes()).decode()}
             for image, label in zip(chosen, labels.tolist(), strict=True)
