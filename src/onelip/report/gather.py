@@ -19,13 +19,12 @@ from torch import nn
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.certificate import file_hash
 from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
 from onelip.certification.radius import same_for_all
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
-from onelip.core.files import read_json
+from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.graph.kinds import NodeBound

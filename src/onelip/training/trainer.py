@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from onelip.certification.certificate import file_hash
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
-from onelip.core.files import read_json, write_json
+from onelip.core.files import file_hash, read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy

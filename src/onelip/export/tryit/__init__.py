@@ -24,7 +24,7 @@ import torch
 
 from onelip._version import __version__
 from onelip.core.errors import RunError
-from onelip.core.files import write_whole
+from onelip.core.files import file_hash, write_whole
 from onelip.data import DataError, ImageData
 from onelip.export.files import ExportError, ExportTaken, make_folder, new_directory
 from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
@@ -165,7 +165,7 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
         source = read_source(path)
         return LoadedRun(RunDirectory(path), source.config, source.plain, True), source.weights_sha256
     found = load_pretrained(run)
-    return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
+    return found.run, file_hash(found.path / WEIGHTS)
 
 
 def _test_images(config: Any, root: str | Path | None, count: int) -> tuple[torch.Tensor, torch.Tensor]:
