@@ -210,7 +210,7 @@ def test_the_shortcut_gives_the_numbers_of_the_formula():
     logits[221] = [math.inf, 0, 1]
     for slope, loss in ((1.7, 1e-10), (0.3, 0.25), (1e-12, 2.0**-400)):
         tables = head(slope, loss)
-        assert certified_radii(logits, tables, 4).tolist() == naive(logits, tables, 4)
+        assert certified_radii(logits, logits.argmax(1), tables, 4).tolist() == naive(logits, tables, 4)
 
 
 def test_real_arithmetic_leaves_the_loss_out():
@@ -218,7 +218,7 @@ def test_real_arithmetic_leaves_the_loss_out():
     logits = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0], [math.nan, 0.0, 1.0]])
     slopes = torch.tensor(tables.slope, dtype=torch.float64)
     assert real_radii(torch.from_numpy(logits), slopes).tolist() == [1.0, 0.0, 0.0]
-    assert certified_radii(logits, tables, 9)[0] == math.nextafter(0.75, 0)
+    assert certified_radii(logits, logits.argmax(1), tables, 9)[0] == math.nextafter(0.75, 0)
 
 
 def test_a_proof_serves_many_images():
@@ -232,9 +232,9 @@ def test_a_proof_serves_many_images():
 
 def test_a_margin_equal_to_its_loss_is_not_above_it():
     logits = np.array([[1.25, 1.0, 0.0]])
-    assert certified_radii(logits, head(0.0, 0.25), 4)[0] == 0.0
-    assert certified_radii(logits, head(0.0, 0.125), 4)[0] == math.nextafter(2.0, 0)
-    assert certified_radii(logits, head(1.0, 0.25), 4)[0] == 0.0
+    assert certified_radii(logits, logits.argmax(1), head(0.0, 0.25), 4)[0] == 0.0
+    assert certified_radii(logits, logits.argmax(1), head(0.0, 0.125), 4)[0] == math.nextafter(2.0, 0)
+    assert certified_radii(logits, logits.argmax(1), head(1.0, 0.25), 4)[0] == 0.0
 
 
 def test_the_shortcut_keeps_classes_that_floats_cannot_tell_apart():
@@ -243,4 +243,4 @@ def test_the_shortcut_keeps_classes_that_floats_cannot_tell_apart():
     tables = Head(None, squared(table), table, loss)
     distance = 1e-6 * np.random.default_rng(0).random((400, 1))
     logits = np.concatenate([np.ones((400, 1)), -(distance * table[0][1:] + loss - 1)], 1)
-    assert certified_radii(logits, tables, 4).tolist() == naive(logits, tables, 4)
+    assert certified_radii(logits, logits.argmax(1), tables, 4).tolist() == naive(logits, tables, 4)

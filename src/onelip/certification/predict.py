@@ -129,10 +129,11 @@ def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, ho
     if labels is not None:
         check_labels(labels, proved.program.classes)
     logits = _run(plain, images, torch.float64, how, _Comparison(proved))
-    radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
+    classes = logits.argmax(1)
+    radii = certified_radii(logits.numpy(), classes.numpy(), proved.head, math.prod(images.shape[1:]))
     return Certification(
         mode="sound",
-        classes=logits.argmax(1),
+        classes=classes,
         radii=torch.from_numpy(radii),
         pixels=_pixels(images, radii.tolist()),
         logits=logits,

@@ -106,16 +106,17 @@ _SLACK = 2.0**-40
 Floats = NDArray[np.float64]
 
 
-def certified_radii(logits: Floats, head: Head, entries: int) -> Floats:
-    """Radius of each row of logits (N, classes); 0 if nothing is certified: ties, NaN, margins within the rounding.
+def certified_radii(logits: Floats, classes: NDArray[np.int64], head: Head, entries: int) -> Floats:
+    """Radius of the class of each image; 0 if nothing is certified: ties, NaN, margins within the rounding.
 
     Args:
-        logits: the computed logits.
+        logits: (N, classes), the computed logits.
+        classes: (N), the classes with the largest logits.
         head: constants of the pairs of classes.
         entries: number n of entries of an image; radii stay below sqrt(n), the domain of the proof.
     """
     cap = root_below(Fraction(entries))
-    classes, candidates = _candidates(logits, head)
+    candidates = _candidates(logits, classes, head)
     radii = np.zeros(len(logits))
     finite = np.isfinite(logits).all(1)
     for i in np.flatnonzero(finite):
@@ -135,9 +136,8 @@ def pixel_distance(radius: float) -> int | None:
     return math.floor((255 * Fraction(radius)) ** 2) if radius > 0 else None
 
 
-def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The class of each row, and the others that can attain the minimum, including all doubtful ones."""
-    classes = logits.argmax(1)
+def _candidates(logits: Floats, classes: NDArray[np.int64], head: Head) -> NDArray[np.bool_]:
+    """The other classes that can attain the minimum of each row, including all doubtful ones."""
     slope, rounding = np.asarray(head.slope)[classes], head.rounding
     with np.errstate(all="ignore"):
         margin = np.take_along_axis(logits, classes[:, None], 1) - logits
@@ -148,7 +148,7 @@ def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[
         highest[own | np.isnan(highest)] = np.inf
         # Written with `not >`, a NaN (a slope of 0, an overflow) leaves the class a candidate.
         candidates = ~(estimate - doubt > highest.min(1, keepdims=True))
-    return classes, candidates & ~own
+    return candidates & ~own
 
 
 def _exact_radius(logits: Floats, y: int, others: NDArray[np.int64], head: Head) -> float:
