@@ -162,17 +162,31 @@ def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor
     logits = _run(plain, images, like.dtype, how, _Comparison(reference)).double().cpu()
     if labels is not None:
         check_labels(labels, logits.shape[1])
-    head = same_for_all(logits.shape[1], NodeBound(constant, 0.0, 0.0)) if proved is None else proved.head
+    return real_certification(logits, labels, constant, proved)
+
+
+def real_certification(
+    logits: Tensor, labels: Tensor | None, constant: float, proof: Proof | None = None
+) -> Certification:
+    """Classes and radii in real arithmetic, from computed logits and a proved constant of the network.
+
+    Args:
+        logits: (N, classes).
+        labels: (N), or None.
+        constant: Lipschitz constant of the network.
+        proof: the proof with constants for each pair of classes; None to use sqrt(2) `constant` for all.
+    """
+    head = same_for_all(logits.shape[1], NodeBound(constant, 0.0, 0.0)) if proof is None else proof.head
     return Certification(
         mode="real-arithmetic",
         classes=logits.argmax(1),
         radii=real_radii(logits, torch.tensor(head.slope, dtype=torch.float64)),
-        pixels=(None,) * len(images),
-        logits=logits,
+        pixels=(None,) * len(logits),
+        logits=logits.double(),
         labels=labels,
         constant=constant,
         head=head,
-        proof=proved,
+        proof=proof,
     )
 
 

@@ -19,15 +19,14 @@ from torch import nn
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
-from onelip.certification.radius import same_for_all
+from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.predict import real_certification
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
-from onelip.graph.kinds import NodeBound
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
@@ -320,7 +319,7 @@ def _certify(
     constant = proved
 
     def by_audit(_: list[Certification], part: torch.Tensor) -> Certification:
-        return _certified_by(constant, compute_scores(run.plain, part))
+        return real_certification(compute_scores(run.plain, part), None, constant)
 
     return _joined(by_audit, images, labels, seconds, progress), reasons[0]
 
@@ -347,22 +346,6 @@ def _joined(
         pixels=tuple(pixels for one in found for pixels in one.pixels),
         labels=labels[:count],
         images_sha256=None,
-    )
-
-
-def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
-    """Radii in real arithmetic from a proved constant."""
-    head = same_for_all(scores.shape[1], NodeBound(constant, 0.0, 0.0))
-    return Certification(
-        mode="real-arithmetic",
-        classes=scores.argmax(1),
-        radii=real_radii(scores, torch.tensor(head.slope, dtype=torch.float64)),
-        pixels=(None,) * len(scores),
-        logits=scores.double(),
-        labels=None,
-        constant=constant,
-        head=head,
-        proof=None,
     )
 
 
