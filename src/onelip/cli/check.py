@@ -149,7 +149,7 @@ def _beside(certificate: Path, part: Mapping[str, str] | None) -> Path | None:
 
 
 def verdict_text(verdict: dict[str, Any], code: int) -> str:
-    """The verdict for people, in printable characters, so that a file cannot print a verdict of its own."""
+    """The verdict as text. Only printable characters, so that a certificate cannot print a verdict of its own."""
     if not verdict["accepted"]:
         return f"{'REJECTED' if code == 1 else 'NOT CHECKED'}: {printable(verdict['reason'])}"
     count = verdict["count"]

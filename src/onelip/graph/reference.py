@@ -21,7 +21,7 @@ from onelip.graph.step import StepBound, aten
 
 
 def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
-    """What the rules have proved of a graph."""
+    """The constants that the rules have proved for a graph, as claims to test."""
     claims = []
     for call, verdict in zip(graph.calls, verdicts, strict=True):
         factor = verdict.factor if len(call.inputs) == 1 else None

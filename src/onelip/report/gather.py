@@ -277,13 +277,13 @@ def _training_facts(view: View) -> list[str]:
     return found
 
 
-def _seldom(progress: Progress, seconds: float = 5.0) -> Progress:
-    """Pass on a line from time to time only."""
+def _seldom(progress: Progress) -> Progress:
+    """Pass on at most one line in five seconds."""
     last = time.monotonic()
 
     def pass_on(line: str) -> None:
         nonlocal last
-        if time.monotonic() > last + seconds:
+        if time.monotonic() > last + 5:
             last = time.monotonic()
             progress(line)
 
@@ -293,7 +293,7 @@ def _seldom(progress: Progress, seconds: float = 5.0) -> Progress:
 def _certify(
     view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, progress: Progress
 ) -> tuple[Certification, str | None]:
-    """The certification of the images that fit into the time; and why rounding is not included, if it is not.
+    """Certify as many images as the time allows; also returns why rounding is not included, or None if it is.
 
     If the proof takes too long, the constant is that of the audit, in real arithmetic.
     """

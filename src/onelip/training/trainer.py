@@ -432,7 +432,7 @@ class Trainer:
 
 
 def _check_start(kept: RunConfig, data: ImageData) -> None:
-    """Raise an error if the network of another run, whose weights a new run starts from, does not fit the data."""
+    """Raise an error if the network of the run of --start-from does not fit the data."""
     if kept.shape != data.shape:
         before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
         size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""

@@ -77,7 +77,7 @@ def write_tryit(
     runtime: str | Path | None = None,
     force: bool = False,
 ) -> TryIt:
-    """Write a folder in which a network runs in the browser; any web server can serve it, without a network.
+    """Write a folder in which a network runs in the browser; any web server can serve it, also offline.
 
     Args:
         run: directory of a finished run, or of `save_pretrained`; or a name of `onelip zoo`.
@@ -191,7 +191,7 @@ def cache_folder() -> Path:
 
 
 def _runtime_package(given: str | Path | None) -> bytes:
-    """The package of npm, from a file, the cache or the registry that npm is configured for; its hash is checked."""
+    """The npm package, from a file, the cache or the configured npm registry; its hash is checked."""
     name = f"onnxruntime-web-{RUNTIME}.tgz"
     path = Path(given) if given is not None else cache_folder() / name
     if given is None and not path.is_file():
