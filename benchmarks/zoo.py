@@ -5,7 +5,6 @@ src/onelip/export/zoo/NAME, and the results to zoo.json there and to results/zoo
 """
 
 import argparse
-import hashlib
 import json
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 import onelip
-from onelip.core.files import write_json
+from onelip.core.files import file_hash, write_json
 from onelip.export.hub import FOLDER
 from onelip.training.recipe import format_seconds
 
@@ -89,7 +88,7 @@ def describe(run: Path, target: Path, certified: dict[str, Any], attacked: dict[
         "steps": json.loads(steps[-1])["step"],
         "cores": sessions[0]["cores"],
         "threads": sessions[0]["threads"],
-        "sha256": hashlib.sha256((target / "model.safetensors").read_bytes()).hexdigest(),
+        "sha256": file_hash(target / "model.safetensors"),
     }
 
 

@@ -16,7 +16,7 @@ from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import geometry_of
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
-from onelip.graph.kinds import Affine, Input, Program, Scale, State, Stored, propagate
+from onelip.graph.kinds import Affine, Input, NodeBound, Program, Scale, Stored, propagate
 from onelip.graph.lowering import lower
 
 
@@ -72,7 +72,7 @@ def one_row(weights, inputs):
     node = Affine((0,), (1,), layer=module, weight=Stored(weight))
     norm = up_root(sum(Fraction(x) ** 2 for x in inputs))
     square = sum((Fraction(w) ** 2 for w in weights), Fraction(0))
-    return propagate(replace(node, square=square), State(1.0, norm, 0.0))
+    return propagate(replace(node, square=square), NodeBound(1.0, norm, 0.0))
 
 
 def test_the_worst_order_of_summation_is_covered_and_reached():
@@ -148,7 +148,7 @@ def test_numbers_that_could_overflow_are_refused():
 
 
 def test_numbers_without_a_proof_are_refused():
-    one, zero = State(1.0, 1.0, 0.0), Stored(torch.zeros(1, dtype=torch.float64))
+    one, zero = NodeBound(1.0, 1.0, 0.0), Stored(torch.zeros(1, dtype=torch.float64))
     with pytest.raises(ProofError, match="bound of"):
         propagate(Affine((0,), (1,), layer=nn.Linear(1, 1), weight=zero), one)
     with pytest.raises(ProofError, match="deviations"):

@@ -18,7 +18,7 @@ from onelip.certification.proof import first_difference
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.graph.exact import gain
-from onelip.graph.kinds import Exponential, Program, State, Stored, propagate
+from onelip.graph.kinds import Exponential, NodeBound, Program, Stored, propagate
 from onelip.graph.lowering import lower
 from onelip.methods.orthogonal.soc import SOC, soc
 
@@ -82,7 +82,7 @@ def test_the_proved_constant_is_the_one_asked_for(options):
     """Not loose: what is proved of the stored kernel is what the method promises, but for rounding."""
     model = network(nn.Conv2d(6, 6, 3, padding=1), (6, 4, 4), **options)
     for exact in (False, True):
-        state = onelip.prove(model, (6, 4, 4), exact=exact).states[1]
+        state = onelip.prove(model, (6, 4, 4), exact=exact).node_bounds[1]
         assert state.lipschitz <= options.get("lipschitz", 1.0) * (1 + 1e-6)
         assert state.facts["gain"] == gain(options["terms"], state.facts["sigma"])
 
@@ -96,7 +96,7 @@ def rotation(a, x, terms, factor=1.0):
     weight[:, :, 1] = torch.tensor([[0.0, a], [-a, 0.0]], **DOUBLE)
     numbers = {"weight": Stored(weight), "square": Fraction(a) ** 2, "pixels": (1,), "terms": terms, "factor": factor}
     node = Exponential((0,), (2, 1), layer=nn.Conv1d(2, 2, 3, padding=1), **numbers)
-    state = propagate(node, State(1.0, abs(x), 0.0))
+    state = propagate(node, NodeBound(1.0, abs(x), 0.0))
     found = node.run(torch.tensor([[[x], [0.0]]], **DOUBLE))[0, :, 0].tolist()
     real = [Fraction(0), Fraction(0)]
     for j in range(terms + 1):  # (x, 0), (0, -a x), (-a^2 x, 0), (0, a^3 x), ...
@@ -129,7 +129,7 @@ def test_flushed_numbers():
 def test_errors_of_the_input_grow_by_the_gain():
     model = network(nn.Conv1d(2, 2, 3, padding=1), (2, 2), terms=1, norm=4.0)
     node = replace(lower(model, (2, 2)).nodes[1], square=Fraction(16), factor=2.0)
-    states = [propagate(node, State(1.0, 1.0, e)) for e in (0.0, 0.5)]
+    states = [propagate(node, NodeBound(1.0, 1.0, e)) for e in (0.0, 0.5)]
     assert states[0].lipschitz >= 2 * math.sqrt(17)
     assert states[1].error - states[0].error >= 2 * math.sqrt(17) * 0.5
 
@@ -138,7 +138,7 @@ def test_refused_kernels():
     model = network(nn.Conv1d(2, 2, 3, padding=1), (2, 3))
     program = lower(model, (2, 3))
     node = replace(program.nodes[1], square=Fraction(4))
-    before = State(1.0, 1.0, 0.0)
+    before = NodeBound(1.0, 1.0, 0.0)
     propagate(node, before)
     moved = node.weight.values.clone()
     moved[0, 1, 0] = math.nextafter(float(moved[0, 1, 0]), 1.0)
@@ -153,7 +153,7 @@ def test_refused_kernels():
             propagate(replace(node, **change), before)
     for size, factor in ((2.0**499, 0.25), (2.0**400, 2.0**120)):
         with pytest.raises(ProofError, match="sums below 2"):
-            propagate(replace(node, factor=factor), State(1.0, size, 0.0))
+            propagate(replace(node, factor=factor), NodeBound(1.0, size, 0.0))
     with torch.no_grad():
         model[0].weight[0, 0, 0] += 1
     with pytest.raises(ProofError, match="expected a skew kernel"):
@@ -266,4 +266,4 @@ def test_a_series_at_the_end_has_no_rows():
     proof = onelip.prove(model, (2, 1))
     assert isinstance(proof.program, Program)
     assert proof.head.node is None
-    assert len(states_of(proof.program)) == len(proof.states)
+    assert len(states_of(proof.program)) == len(proof.node_bounds)

@@ -18,7 +18,7 @@ from onelip.certification.proof import first_difference
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.core.rounding import UNIT, up
-from onelip.graph.kinds import State, propagate
+from onelip.graph.kinds import NodeBound, propagate
 from onelip.graph.lowering import lower
 from onelip.methods import cpl, sll
 from onelip.methods.residual import ConvexPotential
@@ -106,7 +106,7 @@ def state_at(v, x, bias=None):
             layer.bias.fill_(bias)
     program = lower(network(ConvexPotential(layer), (1, 1)), (1, 1))
     square = sum(Fraction(w) ** 2 for w in v)
-    return propagate(replace(program.nodes[1], square=square), State(1.0, abs(x), 0.0)), program
+    return propagate(replace(program.nodes[1], square=square), NodeBound(1.0, abs(x), 0.0)), program
 
 
 def off(program, x):
@@ -154,7 +154,7 @@ def test_flushed_numbers():
 
 def test_errors_of_the_input_grow_by_the_constant():
     _, program = state_at([2.0], 1.0)
-    states = [propagate(replace(program.nodes[1], square=Fraction(4)), State(1.0, 1.0, e)) for e in (0.0, 0.5)]
+    states = [propagate(replace(program.nodes[1], square=Fraction(4)), NodeBound(1.0, 1.0, e)) for e in (0.0, 0.5)]
     assert states[1].error - states[0].error >= 7 * 0.5
 
 
@@ -215,7 +215,7 @@ def test_a_norm_that_is_not_one_is_counted():
     plain = onelip.bake(deep(sll, "zeros")).double().eval()
     with torch.no_grad():
         plain[0].weight.mul_(2)
-    state = onelip.prove(plain, (2, 4, 4)).states[1]
+    state = onelip.prove(plain, (2, 4, 4)).node_bounds[1]
     assert state.facts["sigma"] > 1.2
     assert state.lipschitz == pytest.approx(2 * state.facts["sigma"] ** 2 - 1)
 
@@ -272,10 +272,10 @@ def test_wide_potentials_have_the_constant_one_in_a_file(channels, tmp_path):
     assert found.proof is not None
     potentials = [i for i, node in enumerate(found.proof.program.nodes) if node.kind == "potential"]
     for i in potentials:
-        bound, state = found.proof.bounds[i], found.proof.states[i]
+        bound, state = found.proof.layer_bounds[i], found.proof.node_bounds[i]
         assert bound.witness.kind == "frequencies"
         assert 0.99 < state.facts["sigma"] <= 1 + 2.0**-16
-        assert state.lipschitz <= found.proof.states[i - 1].lipschitz * (1 + 1e-4)
+        assert state.lipschitz <= found.proof.node_bounds[i - 1].lipschitz * (1 + 1e-4)
     assert check_file(path)["lipschitz"] == found.constant
 
 

@@ -169,9 +169,9 @@ def test_integer_distances():
     assert pixel_distance(math.nextafter(1 / 255, 0)) == 0
 
 
-def head(slope, loss, classes=3):
+def head(slope, rounding, classes=3):
     slopes = [[0.0 if i == j else slope for j in range(classes)] for i in range(classes)]
-    return Head(None, squared(slopes), slopes, loss)
+    return Head(None, squared(slopes), slopes, rounding)
 
 
 def squared(slopes):
@@ -187,7 +187,7 @@ def naive(logits, tables, entries):
             continue
         y = row.index(max(row))
         limits = [
-            (Fraction(row[y]) - Fraction(v) - Fraction(tables.loss)) / Fraction(tables.slope[y][j])
+            (Fraction(row[y]) - Fraction(v) - Fraction(tables.rounding)) / Fraction(tables.slope[y][j])
             for j, v in enumerate(row)
             if j != y
         ]
@@ -208,17 +208,17 @@ def test_the_shortcut_gives_the_numbers_of_the_formula():
     logits[200:220] *= 1e5
     logits[220] = [math.nan, 0, 1]
     logits[221] = [math.inf, 0, 1]
-    for slope, loss in ((1.7, 1e-10), (0.3, 0.25), (1e-12, 2.0**-400)):
-        tables = head(slope, loss)
-        assert certified_radii(logits, tables, 4).tolist() == naive(logits, tables, 4)
+    for slope, rounding in ((1.7, 1e-10), (0.3, 0.25), (1e-12, 2.0**-400)):
+        tables = head(slope, rounding)
+        assert certified_radii(logits, logits.argmax(1), tables, 4).tolist() == naive(logits, tables, 4)
 
 
-def test_real_arithmetic_leaves_the_loss_out():
+def test_real_arithmetic_leaves_rounding_out():
     tables = head(2.0, 0.5)
     logits = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0], [math.nan, 0.0, 1.0]])
     slopes = torch.tensor(tables.slope, dtype=torch.float64)
     assert real_radii(torch.from_numpy(logits), slopes).tolist() == [1.0, 0.0, 0.0]
-    assert certified_radii(logits, tables, 9)[0] == math.nextafter(0.75, 0)
+    assert certified_radii(logits, logits.argmax(1), tables, 9)[0] == math.nextafter(0.75, 0)
 
 
 def test_a_proof_serves_many_images():
@@ -230,17 +230,17 @@ def test_a_proof_serves_many_images():
     assert "exact" in str(proof)
 
 
-def test_a_margin_equal_to_its_loss_is_not_above_it():
+def test_a_margin_equal_to_its_rounding_is_not_above_it():
     logits = np.array([[1.25, 1.0, 0.0]])
-    assert certified_radii(logits, head(0.0, 0.25), 4)[0] == 0.0
-    assert certified_radii(logits, head(0.0, 0.125), 4)[0] == math.nextafter(2.0, 0)
-    assert certified_radii(logits, head(1.0, 0.25), 4)[0] == 0.0
+    assert certified_radii(logits, logits.argmax(1), head(0.0, 0.25), 4)[0] == 0.0
+    assert certified_radii(logits, logits.argmax(1), head(0.0, 0.125), 4)[0] == math.nextafter(2.0, 0)
+    assert certified_radii(logits, logits.argmax(1), head(1.0, 0.25), 4)[0] == 0.0
 
 
 def test_the_shortcut_keeps_classes_that_floats_cannot_tell_apart():
     """Two classes at the same distance but for the last place, through other slopes: estimates order them wrongly."""
-    table, loss = [[0.0, 1.1, 1.7], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], 1.3  # margins nearly cancel against the loss
-    tables = Head(None, squared(table), table, loss)
+    table, rounding = [[0.0, 1.1, 1.7], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], 1.3  # margins nearly cancel against it
+    tables = Head(None, squared(table), table, rounding)
     distance = 1e-6 * np.random.default_rng(0).random((400, 1))
-    logits = np.concatenate([np.ones((400, 1)), -(distance * table[0][1:] + loss - 1)], 1)
-    assert certified_radii(logits, tables, 4).tolist() == naive(logits, tables, 4)
+    logits = np.concatenate([np.ones((400, 1)), -(distance * table[0][1:] + rounding - 1)], 1)
+    assert certified_radii(logits, logits.argmax(1), tables, 4).tolist() == naive(logits, tables, 4)

@@ -109,7 +109,7 @@ def test_wrong_slopes_of_pairs_raise(monkeypatch):
 
     def halved(program, states):
         head = true(program, states)
-        return type(head)(head.node, head.squares, [[slope / 3 for slope in row] for row in head.slope], head.loss)
+        return type(head)(head.node, head.squares, [[slope / 3 for slope in row] for row in head.slope], head.rounding)
 
     monkeypatch.setattr(proofs, "make_head", halved)
     with pytest.raises(UnsoundBound, match=r"logit \d - logit \d"):

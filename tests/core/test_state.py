@@ -22,7 +22,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import onelip
 from onelip.core.errors import CannotTrace, ChangingModel
-from onelip.core.state import State, unchanged
+from onelip.core.state import Snapshot, unchanged
 from onelip.graph.trace import trace
 from onelip.nn import LipschitzModule
 
@@ -434,7 +434,7 @@ LEGITIMATE = {
 @pytest.mark.parametrize("kind", LEGITIMATE)
 def test_what_does_not_change_is_not_refused(kind):
     model = Holder(lambda self: 1.0, thing=LEGITIMATE[kind])
-    state = State(model)
+    state = Snapshot(model)
     model(torch.rand(2, 3))
     assert state.difference() is None
     assert trace(model, torch.rand(2, 3)).batch == 2
@@ -452,7 +452,7 @@ def test_references_in_a_circle():
     model = Holder(lambda self: 1.0, ring=[])
     model.ring.append(model.ring)
     model.own = [model]
-    assert State(model).difference() is None
+    assert Snapshot(model).difference() is None
     model.ring.append(1)
     with unchanged(model) as state:
         model.ring.append(2)
@@ -608,7 +608,7 @@ def test_equal_tensors_are_copied_once():
     model = nn.Linear(64, 64)
     other = copy.deepcopy(model)
     with unchanged(model) as outer:
-        inner, later = State(other), State(model)
+        inner, later = Snapshot(other), Snapshot(model)
         kept = [state._read[id(part.weight)].parts.fixed.values.data_ptr() for state, part in
                 ((outer, model), (inner, other), (later, model))]  # fmt: skip
         assert len(set(kept)) == 1
@@ -617,7 +617,7 @@ def test_equal_tensors_are_copied_once():
             other.weight[1, 1] = -other.weight[1, 1]
         assert (outer.difference(), later.difference()) == ("'weight'", "'weight'")
         assert inner.difference() == "'weight'"
-        changed = State(model)
+        changed = Snapshot(model)
         assert changed.difference() is None
         inner.restore()
     assert changed.difference() == "'weight'"

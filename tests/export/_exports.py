@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 import onelip
-from onelip.certification.certificate import WeightFile, digest, file_hash, make_certificate as certificate_of
-from onelip.core.files import write_json
+from onelip.certification.certificate import WeightFile, digest, make_certificate as certificate_of
+from onelip.core.files import file_hash, write_json
 from onelip.training import Recipe, RunDirectory
 from onelip.training.build import build_model, load_run, save_weights
 from onelip.training.learner import set_layout

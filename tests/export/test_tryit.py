@@ -57,7 +57,7 @@ def test_the_folder_has_everything(run, package, tmp_path, capsys):
     network = json.loads((tmp_path / "page" / "network.json").read_text())
     assert (network["mode"], network["dtype"], network["shape"]) == ("sound", "float64", [1, 8, 8])
     assert "includes all rounding errors" in network["claim"]
-    assert network["loss"] > 0
+    assert network["rounding"] > 0
     assert [image["label"] for image in network["images"]] == [*"0123456789", "0", "1"]
     page = (tmp_path / "page" / "index.html").read_text() + (tmp_path / "page" / "tryit.js").read_text()
     assert "http://" not in page
@@ -79,7 +79,7 @@ def test_networks_of_the_zoo(package, tmp_path, monkeypatch, capsys):
 def test_float32_states_real_arithmetic(run, package, tmp_path):
     found = write_tryit(run, tmp_path / "page", dtype="float32", images=2, runtime=package)
     network = json.loads((tmp_path / "page" / "network.json").read_text())
-    assert (network["mode"], network["loss"]) == ("real-arithmetic", 0.0)
+    assert (network["mode"], network["rounding"]) == ("real-arithmetic", 0.0)
     assert "The radius is that of real arithmetic" in network["claim"]
     assert found.predictions.mode == "real-arithmetic"
 

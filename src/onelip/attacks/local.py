@@ -276,7 +276,7 @@ def slide(flips: NearestFlips, rows: Tensor, rounds: int, gain: float = 1e-6) ->
 
 
 def scatter(flips: NearestFlips, rows: Tensor, rounds: int) -> None:
-    """Try random rays near that of the known flip; a failure costs one evaluation.
+    """Try random rays near the ray of the known flip; one that fails costs one evaluation.
 
     At the corners of a piecewise linear boundary the linearisation fails, but random directions do not. Their spread
     grows after a success and shrinks after a failure so that about one in five succeeds (Rechenberg's rule).

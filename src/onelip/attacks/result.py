@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from onelip.attacks.flips import best_others
-from onelip.certification.certificate import file_hash
 from onelip.certification.margins import certified_accuracy, radius_fraction
 from onelip.checker.certificate import FORMAT, VERSION
 from onelip.core.errors import RunError
-from onelip.core.files import read_json, write_whole
+from onelip.core.files import file_hash, read_json, write_whole
 from onelip.core.images import images_hash
 from onelip.core.rounding import up_root
 

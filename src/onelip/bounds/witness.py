@@ -18,7 +18,7 @@ class ProofFailed(ValueError):
 
 @dataclass(frozen=True)
 class Witness:
-    """What a checker needs to repeat a proof. Never trusted: the checker computes the rest.
+    """The numbers that a checker needs to repeat a proof. It does not trust them, and computes the rest.
 
     Attributes:
         kind: "schur", "cholesky", "frequencies", or "zero" for a layer without a non-zero weight.

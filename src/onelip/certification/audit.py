@@ -227,7 +227,7 @@ def _traced_errors() -> Iterator[None]:
 def _measure(
     graph: Graph, claims: Claims, points: Tensor, is_long: bool, seed: int, findings: list[str]
 ) -> tuple[float | None, dict[int, float]]:
-    """The largest ratios found: of the network, and of its linear steps; a short search has none to show."""
+    """The largest ratios that were measured: of the network, and of its linear steps. A short search returns none."""
     first: dict[Any, int] = {}  # a layer used twice is measured once
     for call in graph.calls:
         if is_long and is_linear(call):

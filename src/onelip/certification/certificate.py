@@ -29,8 +29,8 @@ from onelip.certification.proof import LayerBound, Proof, program_of
 from onelip.certification.result import Certification
 from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 from onelip.core.errors import ProofError
-from onelip.core.files import write_whole
-from onelip.core.images import DTYPES, images_hash
+from onelip.core.files import file_hash, write_whole
+from onelip.core.images import DTYPES, check_labels, images_hash
 from onelip.graph.kinds import Affine, Node, Program
 
 
@@ -73,7 +73,7 @@ def write_certificate(
 
     Raises:
         ProofError: if the certification is not sound and exact, or is about other weights or images.
-        RunError: if the file cannot be written.
+        RunError: if a file cannot be read or written.
     """
     content = make_certificate(
         certification, images, files, folder=Path(path).parent, source=source, images_file=images_file, radii=radii
@@ -111,11 +111,10 @@ def make_certificate(
 ) -> dict[str, Any]:
     """The content of a certificate file in `folder`; see `write_certificate`."""
     proof = certification.proof
-    if certification.mode != "sound" or proof is None or proof.kind != "exact":
-        kind = None if proof is None else proof.kind
+    if certification.mode != "sound" or proof is None or not proof.exact:
         raise ProofError(
-            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} with "
-            f"proof {kind!r}: a file holds exact fractions only; certify again"
+            f"expected a certification in the sound mode with exact=True, got mode {certification.mode!r} and "
+            f"{'no proof' if proof is None else f'exact={proof.exact}'}; a file holds exact fractions: certify again"
         )
     found = images_hash(images)
     shape = (len(certification.classes), *proof.program.input_shape)
@@ -175,14 +174,6 @@ def _hashed(path: Path, folder: Path) -> dict[str, str]:
     return {"file": _relative(path, folder), "sha256": file_hash(path)}
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ProofError(f"{path}: expected a readable file, got {error.strerror}; check the path") from error
-
-
 def check_weights(program: Program, path: Path) -> None:
     """Raise a ProofError unless the file contains the numbers of the program bit for bit, under the same names."""
     try:
@@ -211,11 +202,11 @@ def check_weights(program: Program, path: Path) -> None:
 
 
 def _node(proof: Proof, index: int) -> dict[str, Any]:
-    node, state, bound = proof.program.nodes[index], proof.states[index], proof.bounds.get(index)
+    node, proved, bound = proof.program.nodes[index], proof.node_bounds[index], proof.layer_bounds.get(index)
     content = node.record()
     if bound is not None:
         content["bound"] = _bound(bound, node)
-    numbers = {"lipschitz": state.lipschitz, "norm": state.norm, "error": state.error, **state.facts}
+    numbers = {"lipschitz": proved.lipschitz, "norm": proved.norm, "error": proved.error, **proved.facts}
     return content | {name: str(Fraction(value)) for name, value in numbers.items()}
 
 
@@ -237,12 +228,10 @@ def _bound(bound: LayerBound, node: Node) -> dict[str, Any]:
 def _results(certification: Certification) -> list[dict[str, Any]]:
     if not bool(certification.logits.isfinite().all()):
         raise ProofError("expected finite logits, got NaN or infinity; a program that overflows has no certificate")
-    labels = [None] * len(certification.classes) if certification.labels is None else certification.labels.tolist()
-    outside = [label for label in labels if label is not None and not 0 <= label < certification.logits.shape[1]]
-    if outside:
-        raise ProofError(
-            f"expected labels from 0 to {certification.logits.shape[1] - 1}, got {outside[0]}; count classes from 0"
-        )
+    labels = [None] * len(certification.classes)
+    if certification.labels is not None:
+        check_labels(certification.labels, certification.logits.shape[1], error=ProofError)
+        labels = certification.labels.tolist()
     columns = (labels, certification.classes.tolist(), certification.logits.tolist(), certification.radii.tolist())
     return [
         {

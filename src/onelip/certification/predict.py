@@ -25,10 +25,10 @@ from onelip.certification.radius import certified_radii, pixel_distance, same_fo
 from onelip.certification.result import Certification, Mode
 from onelip.core.bake import bake, copy_model, plain_of
 from onelip.core.errors import CannotTrace, ProofError
-from onelip.core.images import check_images, images_hash, to_float
+from onelip.core.images import check_images, check_labels, images_hash, to_float
 from onelip.core.precision import full_precision
 from onelip.core.state import unchanged
-from onelip.graph.kinds import State
+from onelip.graph.kinds import NodeBound
 from onelip.graph.reference import Reference, check_model_itself
 from onelip.graph.trace import trace
 
@@ -83,12 +83,16 @@ def certify(
     if batch_size < 1:
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}")
     check_images(images)
-    _check_labels(labels, len(images))
+    if labels is not None and (labels.dtype not in (torch.int64, torch.int32) or labels.shape != (len(images),)):
+        raise ValueError(
+            f"expected {len(images)} integer labels, got {labels.dtype} {tuple(labels.shape)}; "
+            "pass one class index for each image"
+        )
     if proof is not None and not isinstance(proof, Proof):
         raise ValueError(
             f"expected proof to be a result of onelip.prove, got {proof!r}; for exact proofs use exact=True"
         )
-    if proof is not None and exact and proof.kind != "exact":
+    if proof is not None and exact and not proof.exact:
         raise ValueError("the given proof is not exact: pass onelip.prove(model, shape, exact=True), or no proof")
     how = _How(proof, exact, batch_size, effort, progress)
     if mode == "sound":
@@ -122,12 +126,14 @@ def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, ho
     proved = how.proof_for(plain, points)
     check_backends(proved.program, how.batch_size)
     check_model(proved, model, points)
-    _check_range(labels, proved.program.classes)
+    if labels is not None:
+        check_labels(labels, proved.program.classes)
     logits = _run(plain, images, torch.float64, how, _Comparison(proved))
-    radii = certified_radii(logits.numpy(), proved.head, math.prod(images.shape[1:]))
+    classes = logits.argmax(1)
+    radii = certified_radii(logits.numpy(), classes.numpy(), proved.head, math.prod(images.shape[1:]))
     return Certification(
         mode="sound",
-        classes=logits.argmax(1),
+        classes=classes,
         radii=torch.from_numpy(radii),
         pixels=_pixels(images, radii.tolist()),
         logits=logits,
@@ -154,18 +160,33 @@ def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor
     reference = Reference(claims, [like.dtype])
     check_model_itself(model, reference, points, like)
     logits = _run(plain, images, like.dtype, how, _Comparison(reference)).double().cpu()
-    _check_range(labels, logits.shape[1])
-    head = same_for_all(logits.shape[1], State(constant, 0.0, 0.0)) if proved is None else proved.head
+    if labels is not None:
+        check_labels(labels, logits.shape[1])
+    return real_certification(logits, labels, constant, proved)
+
+
+def real_certification(
+    logits: Tensor, labels: Tensor | None, constant: float, proof: Proof | None = None
+) -> Certification:
+    """Classes and radii in real arithmetic, from computed logits and a proved constant of the network.
+
+    Args:
+        logits: (N, classes).
+        labels: (N), or None.
+        constant: Lipschitz constant of the network.
+        proof: the proof with constants for each pair of classes; None to use sqrt(2) `constant` for all.
+    """
+    head = same_for_all(logits.shape[1], NodeBound(constant, 0.0, 0.0)) if proof is None else proof.head
     return Certification(
         mode="real-arithmetic",
         classes=logits.argmax(1),
         radii=real_radii(logits, torch.tensor(head.slope, dtype=torch.float64)),
-        pixels=(None,) * len(images),
-        logits=logits,
+        pixels=(None,) * len(logits),
+        logits=logits.double(),
         labels=labels,
         constant=constant,
         head=head,
-        proof=proved,
+        proof=proof,
     )
 
 
@@ -273,21 +294,3 @@ def _pixels(images: Tensor, radii: list[float]) -> tuple[int | None, ...]:
     if images.dtype != torch.uint8:
         return (None,) * len(radii)
     return tuple(pixel_distance(radius) for radius in radii)
-
-
-def _check_labels(labels: Tensor | None, count: int) -> None:
-    if labels is None:
-        return
-    if labels.dtype not in (torch.int64, torch.int32) or labels.shape != (count,):
-        raise ValueError(
-            f"expected {count} integer labels, got {labels.dtype} {tuple(labels.shape)}; "
-            "pass one class index for each image"
-        )
-
-
-def _check_range(labels: Tensor | None, classes: int) -> None:
-    if labels is None:
-        return
-    low, high = int(labels.min()), int(labels.max())
-    if not (low >= 0 and high < classes):
-        raise ValueError(f"expected labels from 0 to {classes - 1}, got values from {low} to {high}; count from 0")

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +21,10 @@ from onelip.core.bake import copy_model, plain_of
 from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.state import unchanged
-from onelip.graph.kinds import Affine, Exponential, Node, Potential, Program, State, propagate
+from onelip.graph.kinds import Affine, Exponential, Node, NodeBound, Potential, Program, propagate
 from onelip.graph.lowering import lower
 from onelip.graph.reference import Reference, check_model_itself
 
-Kind = Literal["fast", "exact"]
 # Called with the number of completed steps, their total number, and the title of the next step.
 Progress = Callable[[int, int, str], None]
 
@@ -44,33 +42,34 @@ class Proof:
     """The result of `prove`. It is about the program; `onelip.certify` checks that a model has this program.
 
     Attributes:
-        kind: "fast" or "exact".
+        exact: whether the layers are bounded in rational arithmetic, or in float64 with error terms.
         program: the operations of the network.
-        states: Lipschitz constant, norm and rounding error of each operation.
-        bounds: bounds of the linear operations, by their index.
+        node_bounds: Lipschitz constant, norm and rounding error of each node of the program.
+        layer_bounds: bounds of the weights of the linear nodes, by their index.
         head: Lipschitz constant and rounding error of the difference of each pair of logits.
     """
 
-    kind: Kind
+    exact: bool
     program: Program
-    states: tuple[State, ...]
-    bounds: dict[int, LayerBound]
+    node_bounds: tuple[NodeBound, ...]
+    layer_bounds: dict[int, LayerBound]
     head: Head
 
     @property
     def constant(self) -> float:
         """A Lipschitz constant of the map from images to logits (L2, real arithmetic)."""
-        return self.states[-1].lipschitz
+        return self.node_bounds[-1].lipschitz
 
     @property
     def error(self) -> float:
         """Upper bound on the L2 distance of the computed logits from those in real arithmetic, for every image."""
-        return self.states[-1].error
+        return self.node_bounds[-1].error
 
     def __str__(self) -> str:
+        how = "exact" if self.exact else "fast"
         return (
-            f"proved ({self.kind}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
-            f"{self.error:.3g}, {len(self.bounds)} linear layers"
+            f"proved ({how}): Lipschitz constant {self.constant!r}, rounding error of the logits at most "
+            f"{self.error:.3g}, {len(self.layer_bounds)} linear layers"
         )
 
 
@@ -128,7 +127,7 @@ def prove_baked(
 ) -> Proof:
     """`prove` for a network that is baked already, which is unchanged; tested at the given points."""
     program = program_of(plain, _checked_shape(input_shape))
-    proved = _prove(program, "exact" if exact else "fast", effort, progress or _silent)
+    proved = _prove(program, exact, effort, progress or _silent)
     falsify(claims_of(proved, points), points[:2])
     return proved
 
@@ -143,12 +142,12 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 def claims_of(proof: Proof, points: Tensor) -> Claims:
     """Claims to test: the constant of every node, and of the difference of the two largest logits at each point."""
-    nodes, states = proof.program.nodes, proof.states
+    nodes, bounds = proof.program.nodes, proof.node_bounds
     steps = []
-    for node, state in zip(nodes, states, strict=True):
-        before = [states[i].lipschitz for i in node.inputs]
-        factor = state.lipschitz / before[0] if len(before) == 1 and before[0] > 0 else None
-        steps.append(Claim(node.title, node.inputs, node.run, state.lipschitz, factor))
+    for node, bound in zip(nodes, bounds, strict=True):
+        before = [bounds[i].lipschitz for i in node.inputs]
+        factor = bound.lipschitz / before[0] if len(before) == 1 and before[0] > 0 else None
+        steps.append(Claim(node.title, node.inputs, node.run, bound.lipschitz, factor))
     targets = []
     for y, j in proof.program.run(points[:2])[-1].topk(2).indices.tolist():
         difference = functools.partial(_difference, y=y, j=j)
@@ -222,27 +221,27 @@ def first_difference(one: Program, other: Program) -> str | None:
     return None
 
 
-def _prove(program: Program, kind: Kind, effort: Effort, progress: Progress) -> Proof:
-    bounds: dict[int, LayerBound] = {}
+def _prove(program: Program, exact: bool, effort: Effort, progress: Progress) -> Proof:
+    layer_bounds: dict[int, LayerBound] = {}
     seen: dict[object, LayerBound] = {}  # shared layers are proved once
-    states: list[State] = []
+    node_bounds: list[NodeBound] = []
     total = sum(isinstance(node, Affine) for node in program.nodes)
     nodes: list[Node] = []
     for index, node in enumerate(program.nodes):
         if isinstance(node, Affine):
-            progress(len(bounds), total, node.place or node.kind)
+            progress(len(layer_bounds), total, node.place or node.kind)
             key = (node.weight.name or index, node.geometry)
-            bounds[index] = seen.get(key) or _bound(node, kind, effort)
-            seen[key] = bounds[index]
-            node = replace(node, square=bounds[index].square)
+            layer_bounds[index] = seen.get(key) or _bound(node, exact, effort)
+            seen[key] = layer_bounds[index]
+            node = replace(node, square=layer_bounds[index].square)
         nodes.append(node)
-        states.append(propagate(node, *(states[i] for i in node.inputs)))
+        node_bounds.append(propagate(node, *(node_bounds[i] for i in node.inputs)))
     program = Program(tuple(nodes))
     progress(total, total, "pairs of classes")
-    return Proof(kind, program, tuple(states), bounds, make_head(program, states))
+    return Proof(exact, program, tuple(node_bounds), layer_bounds, make_head(program, node_bounds))
 
 
-def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
+def _bound(node: Affine, exact: bool, effort: Effort) -> LayerBound:
     weight, geometry = node.weight.values, node.geometry
     # A norm 1 + t makes the constant of a potential 2 (1 + t)^2 - 1; a norm below 1 does not reduce it.
     enough = 0.0
@@ -252,8 +251,8 @@ def _bound(node: Affine, kind: Kind, effort: Effort) -> LayerBound:
     if isinstance(node, Potential | Exponential) and effort == "normal":
         effort = "high"
     try:
-        fast = bound_weight(weight, geometry, effort=effort, exact=kind == "exact", enough=enough)
-        if kind == "exact" and fast.witness.kind != "frequencies":  # always proved in integers
+        fast = bound_weight(weight, geometry, effort=effort, exact=exact, enough=enough)
+        if exact and fast.witness.kind != "frequencies":  # always proved in integers
             try:
                 found = exact_bound(weight, geometry, fast.witness)
             except ProofFailed:  # the claim is too close to the norm; the default witness always works

@@ -6,7 +6,7 @@ every distance R with
 
     f^_y - f^_j > slope_yj R + 8 error    for all j != y.
 
-Half of this loss is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
+Half of these 8 errors is needed for rounding: two errors at x and two at x'. The other half is for the logits in a
 certificate file: the checker runs the program itself, and two runs may differ by 2 error.
 
 If the logits are rows of a linear node with the input node P, then slope_yj = ||w_y - w_j|| lipschitz_P, with the exact
@@ -14,7 +14,7 @@ distance of two rows. Otherwise sqrt(2) ||W|| holds for every pair. Slopes are s
 
 The radius is
 
-    R_j = (f^_y - f^_j - loss) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
+    R_j = (f^_y - f^_j - 8 error) / slope_yj,    R = the largest float below min_j R_j and below sqrt(n).
 
 The quotients are computed as fractions, squared like the slopes. Float64 is used only to select the j that can attain
 the minimum: its estimate of R_j has an error of a few units in the last place of the margin, and every j that is not
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from onelip.core.rounding import root_below, up_root
 from onelip.graph.exact import squared_distances
-from onelip.graph.kinds import Affine, Join, Program, State
+from onelip.graph.kinds import Affine, Join, NodeBound, Program
 
 # The number of pairs grows with the square of the number of classes; beyond this, all pairs have one constant.
 MOST_CLASSES_WITH_PAIRS = 128
@@ -45,26 +45,26 @@ class Head:
         node: the linear node whose first rows are the logits; None if all pairs have one constant.
         squares: (classes, classes), squared slopes; zeros on the diagonal.
         slope: their roots, rounded up.
-        loss: 8 error, exact.
+        rounding: 8 error, which every margin loses to rounding.
     """
 
     node: int | None
     squares: list[list[Fraction]]
     slope: list[list[float]]
-    loss: float
+    rounding: float
 
 
-def make_head(program: Program, states: list[State]) -> Head:
-    """Compute the constants of the pairs from the proved states of the nodes."""
+def make_head(program: Program, bounds: list[NodeBound]) -> Head:
+    """Compute the constants of the pairs from the proved bounds of the nodes."""
     node = _logits_node(program)
     if node is None:
-        return same_for_all(program.classes, states[-1])
+        return same_for_all(program.classes, bounds[-1])
     last = program.nodes[node]
     assert isinstance(last, Affine)
     rows = _rows(last)[: program.classes]  # (classes, inputs)
-    lipschitz = Fraction(states[last.inputs[0]].lipschitz)
+    lipschitz = Fraction(bounds[last.inputs[0]].lipschitz)
     squares = [[square * lipschitz**2 for square in line] for line in squared_distances(rows)]
-    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * states[node].error)
+    return Head(node, squares, [[up_root(square) for square in row] for row in squares], 8 * bounds[node].error)
 
 
 def _logits_node(program: Program) -> int | None:
@@ -86,7 +86,7 @@ def _logits_node(program: Program) -> int | None:
     return index if single and not node.is_circular and node.groups == 1 else None
 
 
-def same_for_all(classes: int, output: State) -> Head:
+def same_for_all(classes: int, output: NodeBound) -> Head:
     """One constant for all pairs: sqrt(2) times that of the logits."""
     square = 2 * Fraction(output.lipschitz) ** 2
     root, zero, indices = up_root(square), Fraction(0), range(classes)
@@ -106,16 +106,17 @@ _SLACK = 2.0**-40
 Floats = NDArray[np.float64]
 
 
-def certified_radii(logits: Floats, head: Head, entries: int) -> Floats:
-    """Radius of each row of logits (N, classes); 0 if nothing is certified: ties, NaN, margins within the rounding.
+def certified_radii(logits: Floats, classes: NDArray[np.int64], head: Head, entries: int) -> Floats:
+    """Radius of the class of each image; 0 if nothing is certified: ties, NaN, margins within the rounding.
 
     Args:
-        logits: the computed logits.
+        logits: (N, classes), the computed logits.
+        classes: (N), the classes with the largest logits.
         head: constants of the pairs of classes.
         entries: number n of entries of an image; radii stay below sqrt(n), the domain of the proof.
     """
     cap = root_below(Fraction(entries))
-    classes, candidates = _candidates(logits, head)
+    candidates = _candidates(logits, classes, head)
     radii = np.zeros(len(logits))
     finite = np.isfinite(logits).all(1)
     for i in np.flatnonzero(finite):
@@ -135,25 +136,24 @@ def pixel_distance(radius: float) -> int | None:
     return math.floor((255 * Fraction(radius)) ** 2) if radius > 0 else None
 
 
-def _candidates(logits: Floats, head: Head) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The class of each row, and the others that can attain the minimum, including all doubtful ones."""
-    classes = logits.argmax(1)
-    slope, loss = np.asarray(head.slope)[classes], head.loss
+def _candidates(logits: Floats, classes: NDArray[np.int64], head: Head) -> NDArray[np.bool_]:
+    """The other classes that can attain the minimum of each row, including all doubtful ones."""
+    slope, rounding = np.asarray(head.slope)[classes], head.rounding
     with np.errstate(all="ignore"):
         margin = np.take_along_axis(logits, classes[:, None], 1) - logits
-        estimate = (margin - loss) / slope
-        doubt = _SLACK * (np.abs(margin) + loss) / slope
+        estimate = (margin - rounding) / slope
+        doubt = _SLACK * (np.abs(margin) + rounding) / slope
         highest = estimate + doubt
         own = np.arange(logits.shape[1]) == classes[:, None]
         highest[own | np.isnan(highest)] = np.inf
         # Written with `not >`, a NaN (a slope of 0, an overflow) leaves the class a candidate.
         candidates = ~(estimate - doubt > highest.min(1, keepdims=True))
-    return classes, candidates & ~own
+    return candidates & ~own
 
 
 def _exact_radius(logits: Floats, y: int, others: NDArray[np.int64], head: Head) -> float:
     nearest: Fraction | None = None
-    best = Fraction(float(logits[y])) - Fraction(head.loss)
+    best = Fraction(float(logits[y])) - Fraction(head.rounding)
     for j in others.tolist():
         left = best - Fraction(float(logits[j]))
         if not left > 0:

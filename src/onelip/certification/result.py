@@ -97,7 +97,7 @@ class Certification:
             "certified": self.certified(),
             "constant": self.constant,
             "median_radius": middle if math.isfinite(middle) else None,  # infinite for a constant network
-            "proof": None if self.proof is None else self.proof.kind,
+            "proof": None if self.proof is None else "exact" if self.proof.exact else "fast",
             "error": None if self.proof is None or self.mode != "sound" else self.proof.error,
         }
         if self.labels is not None:

@@ -80,8 +80,8 @@ class Layer:
         return y[:, :, :-1].reshape(-1, *(self.far if to_far else self.near), batch)
 
 
-class Rule(NamedTuple):
-    """From the numbers L, norm, error of the input to factor L, factor norm + shift, factor error + rounding."""
+class Operation(NamedTuple):
+    """Run a node; from L, norm, error of its input to factor L, factor norm + shift, factor error + rounding."""
 
     run: Callable[..., np.ndarray]
     factor: Fraction | int = 1
@@ -96,7 +96,7 @@ def rounding_of(products: int, sums: Fraction, entries: int) -> Fraction:
     return gamma(n) * sums + n * ETA * entries
 
 
-def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: TrackedDict) -> Rule:
+def layer_operation(node: TrackedDict, shape: list[int], size: Fraction, tensors: TrackedDict) -> Operation:
     """W x + b with ||W|| <= sigma, || |W| || <= A, and B the norm of the bias at all positions."""
     layer, positions = Layer(node, shape, tensors), math.prod(node["shape"][1:])
     channels = shape[0] if node["op"] == "potential" else layer.bias.size
@@ -107,12 +107,12 @@ def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: 
     sigma, A = prove_sigma(node, layer, whole, e), least(node, "absolute", schur, 2)
     B = least(node, "bias_norm", squares(layer.bias) * positions, 2)
     if node["op"] == "exponential":
-        return rule_of_series(node, layer, size, (sigma, A, B))
+        return series_operation(node, layer, size, (sigma, A, B))
     bias = layer.bias.reshape(-1, *(1,) * len(node["shape"]))
     run = lambda x: layer.run(x, layer.transposed) + bias  # noqa: E731
     one = rounding_of(layer.products(layer.transposed), A * size + B, layer.bias.size * positions)
     if node["op"] == "affine":
-        return Rule(run, sigma, B, one)
+        return Operation(run, sigma, B, one)
     # f(x) = x - 2 V^T relu(V x + b): f(x) - f(y) = (I - 2 V^T D V) (x - y) with D diagonal, entries in [0, 1], and
     # 0 <= V^T D V <= sigma^2. f(0) = -2 V^T relu(b). The computed V x + b has the error `one`, and so has its relu. The
     # input of V^T has a norm of at most `inside`, and its sums the error `two`. Doubling is exact. The difference, of
@@ -124,7 +124,7 @@ def rule_of_layer(node: TrackedDict, shape: list[int], size: Fraction, tensors: 
     require(reach < LIMIT, "may overflow")
     rounding = 2 * (sigma * one + two) + U * reach + 2 * ETA * math.prod(shape)
     both = lambda x: x - 2.0 * layer.run(np.maximum(run(x), 0.0), True)  # noqa: E731
-    return Rule(both, max(1, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
+    return Operation(both, max(1, 2 * sigma**2 - 1), 2 * sigma * B, rounding)
 
 
 def terms_of(node: TrackedDict) -> int:
@@ -152,7 +152,7 @@ def gain(terms: int, sigma: Fraction) -> Fraction:
     return 1 + Fraction(most, whole**2 * 256**terms)
 
 
-def rule_of_series(node: TrackedDict, layer: Layer, size: Fraction, norms: tuple[Fraction, ...]) -> Rule:
+def series_operation(node: TrackedDict, layer: Layer, size: Fraction, norms: tuple[Fraction, ...]) -> Operation:
     """factor p(S) x + b, p(S) = sum of S^j / j! up to j = terms, for a skew convolution S with ||S|| <= sigma.
 
     S is normal with eigenvalues i a, |a| <= sigma. The program is v <- x + (1/j) S v for j = terms, ..., 1, from v = x.
@@ -187,10 +187,10 @@ def rule_of_series(node: TrackedDict, layer: Layer, size: Fraction, norms: tuple
         return v * float(factor) + layer.bias.reshape(-1, *(1,) * len(node["shape"]))
 
     rounding = abs(factor) * off + gamma(2) * reach + 2 * ETA * math.prod(node["shape"])
-    return Rule(run, abs(factor) * G, B, rounding)
+    return Operation(run, abs(factor) * G, B, rounding)
 
 
-def rule_of_windows(node: TrackedDict, shape: list[int], size: Fraction, scale: Fraction) -> Rule:
+def windows_operation(node: TrackedDict, shape: list[int], size: Fraction, scale: Fraction) -> Operation:
     """take[k][i] is the k-th pixel of window i, -1 for none. In each channel the largest value of a window, or the sum
     times a factor; windows of one pixel only move pixels.
     """
@@ -208,33 +208,33 @@ def rule_of_windows(node: TrackedDict, shape: list[int], size: Fraction, scale: 
         return (seen.sum(axis=1) * float(scale) if is_sum else seen.max(axis=1)).reshape(*node["shape"], x.shape[-1])
 
     if not is_sum:
-        return Rule(run, least(node, "constant", m, 2))
+        return Operation(run, least(node, "constant", m, 2))
     constant = least(node, "constant", scale**2 * K * m, 2)  # by Schur: row sums are scale K, column sums scale m
-    return Rule(run, constant, 0, gamma(K + 4) * constant * size + (K + 2) * ETA * math.prod(node["shape"]))
+    return Operation(run, constant, 0, gamma(K + 4) * constant * size + (K + 2) * ETA * math.prod(node["shape"]))
 
 
-def rule_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, tensors: TrackedDict) -> Rule:
+def operation_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, tensors: TrackedDict) -> Operation:
     """For inputs of these shapes, with norms that sum to at most `size`."""
     op, shape, entries = node["op"], shapes[0], math.prod(shapes[0])
     c = number(node["factor"]) if op in ("sum", "scale") else Fraction(1)
     require(abs(c) < LIMIT, "factor beyond 2^500")
     if op in ("affine", "potential", "exponential"):
-        return rule_of_layer(node, shape, size, tensors)
+        return layer_operation(node, shape, size, tensors)
     if op in ("max", "sum"):
-        return rule_of_windows(node, shape, size, c)
+        return windows_operation(node, shape, size, c)
     if op == "join":  # all entries, one input after the other, cut or padded with zeros to the new shape
 
         def run(*xs: np.ndarray) -> np.ndarray:
             flat, n = np.concatenate([x.reshape(-1, x.shape[-1]) for x in xs]), math.prod(node["shape"])
             return np.pad(flat[:n], [(0, max(0, n - len(flat))), (0, 0)]).reshape(*node["shape"], -1)
 
-        return Rule(run)
+        return Operation(run)
     if op == "sort":  # groups of equal size along the axis
         axis, group = ints([node["axis"], node["group_size"]], 0)
         require(axis < len(shape), f"axis: expected 0 to {len(shape) - 1}, got {axis}")  # the next is that of the batch
         require(group and shape[axis] % group == 0, f"group_size: expected a divisor of {shape[axis]}, got {group}")
         split = (*shape[:axis], group, shape[axis] // group, *shape[axis + 1 :])
-        return Rule(lambda x: np.flip(np.sort(x.reshape(*split, x.shape[-1]), axis), axis).reshape(x.shape))
+        return Operation(lambda x: np.flip(np.sort(x.reshape(*split, x.shape[-1]), axis), axis).reshape(x.shape))
     if op == "normalize":
         mean, std = (tensors[node[key]] for key in ("mean", "std"))
         require(mean.shape == std.shape == (shape[0],), f"mean, std: expected {shape[0]} numbers each")
@@ -242,11 +242,11 @@ def rule_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, tensors:
         require((std >= 2.0**-500).all(), "std: expected at least 2^-500")
         factor, M = 1 / Fraction(float(std.min())), least(node, "mean_norm", squares(mean) * math.prod(shape[1:]), 2)
         rounding = factor * gamma(4) * (size + M) + 4 * ETA * entries
-        return Rule(lambda x: (x - mean) / std, factor, factor * M, rounding)
+        return Operation(lambda x: (x - mean) / std, factor, factor * M, rounding)
     if op == "scale":
-        return Rule(lambda x: x * float(c), abs(c), 0, U * abs(c) * size + ETA * entries)
+        return Operation(lambda x: x * float(c), abs(c), 0, U * abs(c) * size + ETA * entries)
     if op == "add":
         require(shapes[0] == shapes[1], "expected equal shapes")
-        return Rule(np.add, 1, 0, U * size + ETA * entries)
+        return Operation(np.add, 1, 0, U * size + ETA * entries)
     require(op in ("relu", "abs"), f"unknown op {op!r:.40}; written by a newer version?")
-    return Rule(np.abs if op == "abs" else lambda x: np.maximum(x, 0.0))
+    return Operation(np.abs if op == "abs" else lambda x: np.maximum(x, 0.0))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .norms import U, least, matrix, to_integers
-from .program import ETA, LIMIT, Layer, Rule, rule_of
+from .program import ETA, LIMIT, Layer, Operation, operation_of
 from .reading import TrackedDict, context, ints, require, title
 
 Table = list[list[Fraction]]
@@ -54,20 +54,21 @@ def prove(node: TrackedDict, before: list[Proved], tensors: TrackedDict) -> Prov
     op, shape, inputs = node["op"], node["shape"], [before[j] for j in node["inputs"]]
     n = math.prod(shape)
     if op == "input":  # rounded once
-        rule, powers = Rule(lambda: np.zeros((*shape, 1))), (1, 2, 1)
+        operation, powers = Operation(lambda: np.zeros((*shape, 1))), (1, 2, 1)
         bounds = 1, 4 * n, U * least(node, "norm", 4 * n, 2) + ETA * n
     else:
         L, norm, error = (sum((of[k] for of in inputs), Fraction(0)) for k in range(3))
-        rule, powers = rule_of(node, [of.shape for of in inputs], norm + error, tensors), (1, 1, 1)
-        bounds = rule.factor * L, rule.factor * norm + rule.shift, rule.factor * error + rule.rounding
+        operation, powers = operation_of(node, [of.shape for of in inputs], norm + error, tensors), (1, 1, 1)
+        _, factor, shift, rounding = operation
+        bounds = factor * L, factor * norm + shift, factor * error + rounding
     if op == "join":  # squared norms add up
         bounds, powers = [sum(of[k] ** 2 for of in inputs) for k in range(3)], (2, 2, 2)
     L, norm, error = map(least, [node] * 3, ("lipschitz", "norm", "error"), bounds, powers)
     require(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
-    value = rule.run(*(np.zeros((*of.shape, 1)) for of in inputs))
+    value = operation.run(*(np.zeros((*of.shape, 1)) for of in inputs))
     require([*value.shape] == [*shape, 1], f"shape: expected {[*value.shape[:-1]]}, got {shape}")
     require(np.isfinite(value).all(), "take: a window without pixels has no maximum")
-    return Proved(L, norm, error, shape, rule.run)
+    return Proved(L, norm, error, shape, operation.run)
 
 
 def prove_nodes(nodes: list[TrackedDict], tensors: TrackedDict, log: Callable[[str, str], None]) -> list[Proved]:

@@ -54,7 +54,7 @@ class Certify:
     limit: OptionalNumber = None
     """Certify only the first INT images."""
     image: OptionalPath = None
-    """Certify this image file (png, ...), of the image size of the network; onelip predict takes several. Needs pip
+    """Certify one image file (png, ...) of the image size of the network; for several, use onelip predict. Needs pip
     install 'onelip[images]'."""
     mode: Literal["sound", "real-arithmetic"] = "sound"
     """sound: rounding errors are included. real-arithmetic: they are not; the network runs in float32."""

@@ -91,14 +91,14 @@ def _compared(
     """The verdict, extended by the comparison of a certificate with a run and its data."""
     from onelip.certification.certificate import check_network, find_images
     from onelip.checker.certificate import ORIGIN
-    from onelip.core.errors import ProofError
+    from onelip.core.errors import ProofError, RunError
 
     run, content = loaded.directory, json.loads(path.read_bytes())
     parts = {"test": (data.test_images, data.test_labels), "train": (data.train_images, data.train_labels)}
     try:
         check_network(content, loaded.plain, {"weights": run.plain, "config": run.config})
         split = find_images(content, parts)
-    except ProofError as error:
+    except (ProofError, RunError) as error:
         return {"accepted": False, "reason": f"does not belong to {run.path}: {error}"}, 1
     images = f"images and labels are the first {len(content['results'])} of {data.name}, {split}"
     compared = f"compared with {run.path}: same network, weights and config; {images}"
@@ -149,7 +149,7 @@ def _beside(certificate: Path, part: Mapping[str, str] | None) -> Path | None:
 
 
 def verdict_text(verdict: dict[str, Any], code: int) -> str:
-    """The verdict for people, in printable characters, so that a file cannot print a verdict of its own."""
+    """The verdict as text. Only printable characters, so that a certificate cannot print a verdict of its own."""
     if not verdict["accepted"]:
         return f"{'REJECTED' if code == 1 else 'NOT CHECKED'}: {printable(verdict['reason'])}"
     count = verdict["count"]

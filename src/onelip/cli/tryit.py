@@ -31,7 +31,7 @@ class Tryit:
     data_root: OptionalPath = None
     """Directory of named data sets; by default that of the run."""
     runtime: OptionalPath = None
-    """File of the npm package onnxruntime-web, for machines without npm or without a network."""
+    """File of the npm package onnxruntime-web, for machines without npm or offline."""
     force: Flag = False
     """Replace a folder of this command."""
     json: Json = False

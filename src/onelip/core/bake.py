@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
 from onelip.core.errors import CannotCopy, NonFiniteWeight
 from onelip.core.lipschitz_module import InputSizeGuard
-from onelip.core.state import State, uncached
+from onelip.core.state import Snapshot, uncached
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,7 +54,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True, guard: bool = 
     if is_plain(model, fold=fold):
         plain = copy_model(model)
     else:
-        state = State(model)
+        state = Snapshot(model)
         try:
             with uncached():
                 plain = _bake(model, expand, fold, state)
@@ -108,7 +108,7 @@ def plain_of(model: Model, *, fold: bool = True) -> Model:
     return model
 
 
-def _bake(model: Model, expand: bool, fold: bool, state: State) -> Model:
+def _bake(model: Model, expand: bool, fold: bool, state: Snapshot) -> Model:
     """Bake a model; raise if computing its weights changes its state."""
     # deepcopy + remove_parametrizations would remove the property from the class that the copy shares with the original
     # and so break the original. Instead, deepcopy's memo maps each parametrized layer to its plain replacement. This

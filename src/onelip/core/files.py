@@ -1,6 +1,7 @@
-"""Atomic file writes (temporary file, fsync, rename), JSON files, and directory locks."""
+"""Atomic file writes (temporary file, fsync, rename), JSON files, hashes of files, and directory locks."""
 
 import errno
+import hashlib
 import json
 import os
 import time
@@ -61,6 +62,18 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise RunError(f"{path}: expected JSON, but the file is damaged ({error})") from error
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        RunError: if the file cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def disk_error(error: OSError, path: Path) -> RunError:

@@ -40,6 +40,23 @@ def check_images(images: Tensor) -> None:
         )
 
 
+def check_labels(labels: Tensor, classes: int, what: str = "", error: type[ValueError] = ValueError) -> None:
+    """Check that all labels are from 0 to `classes` - 1.
+
+    Args:
+        labels: (N), any integer type.
+        classes: number of classes.
+        what: start of the message.
+        error: class of the error.
+    """
+    if len(wrong := ((labels < 0) | (labels >= classes)).nonzero()):
+        where = int(wrong[0])
+        raise error(
+            f"{what}expected labels 0 to {classes - 1} ({classes} classes), got {int(labels[where])} at index {where}; "
+            "number the classes from 0"
+        )
+
+
 def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert images to floats: integer pixels k become k / 255, rounded once; floats are only cast.
 

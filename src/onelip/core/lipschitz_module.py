@@ -283,7 +283,7 @@ def _parametrizations(module: nn.Module) -> dict[str, Any]:
 
 
 def _overrides_forward(kind: type) -> bool:
-    """Whether a class outside of onelip and torch overrides a forward, but not the statement about its result."""
+    """Whether a class outside of onelip and torch overrides `forward`, but not the constant that is stated for it."""
     depth = _depth(kind, "forward")
     if kind.__mro__[depth].__module__.startswith(("onelip.", "torch.")):
         return False

@@ -36,7 +36,7 @@ class _Read:
     is_cache: bool
 
 
-class State:
+class Snapshot:
     """Snapshot of everything that is reachable from a model.
 
     Args:
@@ -48,7 +48,7 @@ class State:
 
     Examples:
         >>> model = nn.Linear(2, 2)
-        >>> state = State(model)
+        >>> state = Snapshot(model)
         >>> model.history = [1]
         >>> state.difference()
         "'history' (new)"
@@ -181,14 +181,14 @@ class State:
         return read.parts.spare is not None and bool(self._compare(read, parts_of(read.obj), read.path, set()))
 
 
-_ACTIVE: ContextVar[tuple[State, ...]] = ContextVar("states of models under way", default=())
+_ACTIVE: ContextVar[tuple[Snapshot, ...]] = ContextVar("snapshots of models under way", default=())
 
 
 @contextmanager
-def unchanged(model: nn.Module) -> Iterator[State]:
+def unchanged(model: nn.Module) -> Iterator[Snapshot]:
     """Restore the state of a model at the end of the block.
 
-    Yields its `State`. A nested block for the same model, or for a part of it, yields the state of the outer block.
+    Yields its `Snapshot`. A nested block for the same model, or for a part of it, yields that of the outer block.
 
     Raises:
         ChangingModel: if the model contains an object that cannot be compared.
@@ -207,7 +207,7 @@ def unchanged(model: nn.Module) -> Iterator[State]:
     if outer is not None:
         yield outer
         return
-    state = State(model)
+    state = Snapshot(model)
     token = _ACTIVE.set((*active, state))
     try:
         with uncached():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onelip.core.errors import DataError
+from onelip.core.images import check_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class ImageData:
             ("test", self.test_images, self.test_labels),
         ):
             check_images_and_labels(images, labels, f"{self.name}, {part}")
-            _check_range(labels, len(self.class_names), f"{self.name}, {part}")
+            check_labels(labels, len(self.class_names), f"{self.name}, {part}: ", DataError)
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise DataError(
                 f"{self.name}: expected training and test images of the same shape, "
@@ -133,16 +134,6 @@ def check_images_and_labels(images: Tensor, labels: Tensor, what: str) -> None:
         )
     if len(labels) != len(images):
         raise DataError(f"{what}: expected one label for each image, got {len(images)} images, {len(labels)} labels")
-
-
-def _check_range(labels: Tensor, classes: int, what: str) -> None:
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        where = int(((labels < 0) | (labels >= classes)).nonzero()[0])
-        raise DataError(
-            f"{what}: expected labels 0 to {classes - 1} ({classes} classes), got {int(labels[where])} at index {where}"
-            "; number the classes from 0 and give each a name"
-        )
 
 
 def stratified_split(

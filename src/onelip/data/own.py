@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onelip.core.errors import DataError
+from onelip.core.images import check_labels
 from onelip.data.formats import OWN_CAP, Part, read_arrays
 from onelip.data.image_data import ImageData, check_images_and_labels, image_data_from_arrays, stratified_split
 from onelip.data.registry import OFFICIAL, find_in, known_name
@@ -117,9 +118,8 @@ class _Parts(NamedTuple):
         if len(self.parts) == 2:
             train, test = self.parts
             return image_data_from_arrays(name, train, test, self.class_names, str(path), self.how)
-        [(images, labels)], count = self.parts, len(self.class_names)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < count:
-            raise DataError(f"{path}: expected labels 0 to {count - 1}, got {labels.min()} to {labels.max()}")
+        [(images, labels)] = self.parts
+        check_labels(torch.from_numpy(labels), len(self.class_names), f"{path}: ", DataError)
         try:
             chosen = stratified_split(torch.from_numpy(labels), fraction, seed, self.class_names)
         except DataError as error:
@@ -437,8 +437,7 @@ def all_labelled(path: str | os.PathLike[str], image_size: tuple[int, int] | Non
     class_names = tuple(found.class_names)
     images, labels = (torch.from_numpy(np.require(array, requirements=["C", "W"])) for array in found.parts[0])
     check_images_and_labels(images, labels, str(place))
-    if int(labels.min()) < 0 or int(labels.max()) >= len(class_names):
-        raise DataError(f"{place}: expected labels 0 to {len(class_names) - 1}, got {int(labels.max())}")
+    check_labels(labels, len(class_names), f"{place}: ", DataError)
     return LabelledImages(place.resolve().stem, "all", images, labels, class_names, str(place))
 
 
@@ -448,5 +447,5 @@ def part_of(data: ImageData, split: Literal["test", "train"]) -> LabelledImages:
     return LabelledImages(data.name, split, images, labels, data.class_names, data.source or data.name)
 
 
-def _listed(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (f", ... ({len(names)})" if len(names) > 20 else "")

@@ -80,7 +80,7 @@ def load_images(
     size = 0
 
     def attempt(work: Callable[..., Iterable[T]], *arguments: Any) -> list[T]:
-        """The results of `work`; none if it fails for bad input that is to be skipped."""
+        """The results of `work`; an empty list if it fails and bad input is skipped."""
         try:
             return list(work(*arguments))
         except (DataError, OSError) as error:
@@ -155,7 +155,7 @@ def _pixels_of(path: Path, cap: int) -> Iterator[tuple[str, np.ndarray]]:
 def _fit(
     pixels: np.ndarray, channels: int, height: int, width: int, name: str, resize: bool
 ) -> tuple[np.ndarray, str | None]:
-    """The image as (C, H, W), and how it was changed."""
+    """The image as (C, H, W), and a note on each change of it."""
     changes = []
     if pixels.ndim == 3 and channels == 1:
         grey = to_grey(np.ascontiguousarray(pixels))

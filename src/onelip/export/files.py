@@ -246,8 +246,9 @@ def _check_file(path: Path, expected: int) -> None:
         raise ExportError(
             f"{path}: expected a safetensors file, got a pickle, which can run code when loaded; use safetensors"
         )
-    if header > min(size - 8, HEADER_LIMIT):
+    most = min(size - 8, HEADER_LIMIT)
+    if header > most:
         raise ExportError(
-            f"{path}: expected a header within the {size:,} bytes of the file, got one that claims {header:,}; "
+            f"{path}: expected a header of at most {most:,} bytes, got one that claims {header:,}; "
             "it is truncated or not a safetensors file"
         )

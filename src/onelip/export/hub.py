@@ -24,7 +24,7 @@ from onelip.certification.summary import summary
 from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
-from onelip.core.files import read_json
+from onelip.core.files import file_hash, read_json
 from onelip.export.files import (
     ExportError,
     ExportTaken,
@@ -445,7 +445,7 @@ def find_in_zoo(name: str) -> Path | None:
     for entry in list_zoo():
         if entry.name == name:
             weights = entry.path / "model.safetensors"
-            if hashlib.sha256(weights.read_bytes()).hexdigest() != entry.facts["sha256"]:
+            if file_hash(weights) != entry.facts["sha256"]:
                 raise ExportError(f"{weights}: the file is damaged (wrong checksum); reinstall onelip")
             return entry.path
     return None

@@ -45,7 +45,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether a leaf is a layer of torch or onelip, whose forward keeps nothing."""
+    """Whether a leaf is a layer of torch or onelip, whose forward stores no state."""
     kind = type(module)
     return is_library(kind.__module__, kind.__qualname__, kind)
 

@@ -35,7 +35,7 @@ from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 
 @dataclass(frozen=True)
-class State:
+class NodeBound:
     """The proved numbers of a node; `facts` are further ones that its record states, by name."""
 
     lipschitz: float
@@ -55,10 +55,10 @@ class State:
 
     def after(
         self, factor: Fraction, shift: Fraction = Fraction(0), rounding: Fraction = Fraction(0), **facts: float
-    ) -> "State":
-        """The state after a `factor`-Lipschitz map f with ||f(0)|| <= shift that is computed up to `rounding`."""
+    ) -> "NodeBound":
+        """The bound after a `factor`-Lipschitz map f with ||f(0)|| <= shift that is computed up to `rounding`."""
         lipschitz, norm, error = self.fractions
-        return State(up(factor * lipschitz), up(factor * norm + shift), up(factor * error + rounding), facts)
+        return NodeBound(up(factor * lipschitz), up(factor * norm + shift), up(factor * error + rounding), facts)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Node:
         """Its value for a batch, from those of its inputs, in the arithmetic that is certified."""
         raise NotImplementedError
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         """The proved numbers of the node, from those of its inputs.
 
         Raises:
@@ -140,17 +140,17 @@ class Input(Node):
 
     kind = "input"
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         rho = up_root(Fraction(4 * self.entries))
         # Pixels k/255 are rounded once: |x^ - x| <= UNIT |x| in every entry.
-        return State(1.0, rho, up(UNIT * Fraction(rho) + ETA * self.entries))
+        return NodeBound(1.0, rho, up(UNIT * Fraction(rho) + ETA * self.entries))
 
 
 @dataclass(frozen=True)
 class _Exact(Node):
     """1-Lipschitz, zero to zero, and without any rounding: moves, compares or selects numbers."""
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         return replace(before[0], facts={})
 
 
@@ -201,12 +201,12 @@ class Join(Node):
         flat = torch.cat([value.flatten(1) for value in values], 1)[:, : self.entries]
         return F.pad(flat, (0, self.entries - flat.shape[1])).reshape(-1, *self.shape)
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         if len(before) == 1:
             return replace(before[0], facts={})
-        squares = zip(*([x**2 for x in state.fractions] for state in before), strict=True)
+        squares = zip(*([x**2 for x in bound.fractions] for bound in before), strict=True)
         lipschitz, norm, error = (up_root(sum(column, Fraction(0))) for column in squares)
-        return State(lipschitz, norm, error)
+        return NodeBound(lipschitz, norm, error)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Max(Windows):
     def run(self, *values: Tensor) -> Tensor:
         return self.seen(values[0], -math.inf).amax(2).reshape(-1, *self.shape)
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         constant = up_root(Fraction(self.most_windows))
         return before[0].after(Fraction(constant), constant=constant)
 
@@ -249,7 +249,7 @@ class Sum(Windows):
     def run(self, *values: Tensor) -> Tensor:
         return (self.seen(values[0], 0.0).sum(2) * self.factor).reshape(-1, *self.shape)
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         size, factor = len(self.take), _below_limit(self, self.factor)
         # Schur test: rows sum to factor * size, columns to at most factor times the windows that hold a pixel.
         constant = Fraction(up_root(factor**2 * self.most_windows * size))
@@ -268,7 +268,7 @@ class Scale(Node):
     def run(self, *values: Tensor) -> Tensor:
         return values[0] * self.factor
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         factor = abs(_below_limit(self, self.factor))
         return before[0].after(factor, rounding=UNIT * factor * before[0].computed_norm + ETA * self.entries)
 
@@ -282,10 +282,10 @@ class Add(Node):
     def run(self, *values: Tensor) -> Tensor:
         return values[0] + values[1]
 
-    def bound(self, *before: State) -> State:
-        (l1, n1, e1), (l2, n2, e2) = (state.fractions for state in before)
+    def bound(self, *before: NodeBound) -> NodeBound:
+        (l1, n1, e1), (l2, n2, e2) = (bound.fractions for bound in before)
         error = e1 + e2 + UNIT * (n1 + n2 + e1 + e2) + ETA * self.entries
-        return State(up(l1 + l2), up(n1 + n2), up(error))
+        return NodeBound(up(l1 + l2), up(n1 + n2), up(error))
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ class Normalize(Node):
         mean, std = (stored.values.view(-1, *(1,) * (x.dim() - 2)) for stored in (self.mean, self.std))
         return (x - mean) / std
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         mean, std = self.mean.values, self.std.values
         least = float(std.min())
         # A deviation of 2^-500 or less could lift what x - mean loses by underflow above ETA.
@@ -399,7 +399,7 @@ class Affine(Node):
             x = F.pad(x, amounts, mode="circular" if is_circular else "constant")
         return (F.conv1d, F.conv2d, F.conv3d)[dims - 1](x, weight, bias, conv.stride, 0, conv.dilation, conv.groups)
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         sigma, absolute, bias = self.norms()
         sums = absolute * before[0].computed_norm + bias
         rounding = self.rounding(self.products(self.transposed), sums, self.entries)
@@ -468,7 +468,7 @@ class Potential(Affine):
     def run(self, *values: Tensor) -> Tensor:
         return values[0] - 2 * self.apply(super().run(*values).clamp(min=0), adjoint=True)
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         sigma, absolute, bias = self.norms()
         size, hidden = before[0].computed_norm, self.weight.values.shape[0] * math.prod(self.shape[1:])
         first = self.rounding(self.products(False), absolute * size + bias, hidden)
@@ -517,7 +517,7 @@ class Exponential(Affine):
         z = z.unflatten(1, (self.groups, -1))[:, :, : self.shape[0] // self.groups].flatten(1, 2) * self.factor
         return z if self.bias is None else z + self.bias.values.reshape(-1, *(1 for _ in self.pixels))
 
-    def bound(self, *before: State) -> State:
+    def bound(self, *before: NodeBound) -> NodeBound:
         sigma, absolute, bias = self.norms()
         if not self._is_skew() or sigma > 8:
             raise ProofError(f"expected a skew kernel of norm at most 8, got another one at {self.title}")
@@ -546,19 +546,19 @@ class Exponential(Affine):
         return centred and bool((kernel == -kernel.transpose(1, 2).flip(tuple(range(3, kernel.dim())))).all())
 
 
-def propagate(node: Node, *before: State) -> State:
-    """The state of a node from those of its inputs.
+def propagate(node: Node, *before: NodeBound) -> NodeBound:
+    """The bound of a node from those of its inputs.
 
     Raises:
         ProofError: if numbers grow so large that the program could overflow.
     """
-    state = node.bound(*before)
-    if not (state.norm < LIMIT and state.error < LIMIT and state.lipschitz < LIMIT):
+    bound = node.bound(*before)
+    if not (bound.norm < LIMIT and bound.error < LIMIT and bound.lipschitz < LIMIT):
         raise ProofError(
-            f"expected numbers below 2^500, got a norm bound of {state.norm:.3g} and an error bound of "
-            f"{state.error:.3g} at {node.title}: the program could overflow; use smaller weights"
+            f"expected numbers below 2^500, got a norm bound of {bound.norm:.3g} and an error bound of "
+            f"{bound.error:.3g} at {node.title}: the program could overflow; use smaller weights"
         )
-    return state
+    return bound
 
 
 def _below_limit(node: Node, value: float) -> Fraction:

@@ -3,7 +3,7 @@
 Rules of real arithmetic know many more operations. Here the rounding of the running program must be bounded too, and
 the call must have a place in the certificate file: a rule lowers it to nodes of `onelip.graph.kinds`.
 
-A rule is a function of a `Lowering` that is registered for ATen operations or layer classes:
+A lowering rule is a function of a `Lowering` that is registered for ATen operations or layer classes:
 
     @lowers("aten.relu.default")
     def relu(low):
@@ -26,14 +26,14 @@ from onelip.graph.kinds import Input, Node, Program, Stored
 from onelip.graph.step import aten, check_operations
 from onelip.graph.trace import trace
 
-Rule = Callable[["Lowering"], int]
-AnyRule = TypeVar("AnyRule", bound=Rule)
+LoweringRule = Callable[["Lowering"], int]
+AnyRule = TypeVar("AnyRule", bound=LoweringRule)
 
-_RULES: dict[str | type[nn.Module], Rule] = {}
+_RULES: dict[str | type[nn.Module], LoweringRule] = {}
 
 
 def lowers(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
-    """Register a rule for ATen operations, by full name, or for layers, by exact class; use it as a decorator."""
+    """Register the lowering of ATen operations, by full name, or of layers, by exact class; use it as a decorator."""
     check_operations(operations)
 
     def register(rule: AnyRule) -> AnyRule:
@@ -157,8 +157,8 @@ class Lowering:
         raise ProofError(
             f"{self.title}: no rule bounds its rounding with these settings. Supported are linear and convolutional "
             "layers, MaxMin, GroupSort, Abs, ReLU, LeakyReLU, max and average pooling, Normalize, batch normalisation "
-            "with stored statistics, sums, differences and concatenations. Register a rule with onelip.graph.lowers, "
-            "or ask for mode='real-arithmetic'"
+            "with stored statistics, sums, differences and concatenations. Register a lowering with "
+            "onelip.graph.lowers, or ask for mode='real-arithmetic'"
         )
 
 

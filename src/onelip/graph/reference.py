@@ -15,13 +15,13 @@ from onelip.bounds.falsify import UNIT, Claim, Claims, Search, sample_norms
 from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.precision import full_precision
-from onelip.core.state import State, unchanged
+from onelip.core.state import Snapshot, unchanged
 from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.step import StepBound, aten
 
 
 def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
-    """What the rules have proved of a graph."""
+    """The constants that the rules have proved for a graph, as claims to test."""
     claims = []
     for call, verdict in zip(graph.calls, verdicts, strict=True):
         factor = verdict.factor if len(call.inputs) == 1 else None
@@ -179,7 +179,7 @@ def check_model_itself(model: nn.Module, reference: Reference, points: Tensor, l
                     f"expected a model that takes any number of samples, got {type(error).__name__} {what}: {error}"
                 ) from error
             reference.check(x[order], y.detach().clone(), what)
-            state = state or State(model)
+            state = state or Snapshot(model)
         if state is not None:
             state.check()
 

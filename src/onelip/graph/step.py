@@ -130,10 +130,10 @@ class ModuleStep(Step):
         return StepBound(factor, why, factor, **more)
 
 
-Rule = Callable[[Step], StepBound]
-AnyRule = TypeVar("AnyRule", bound=Rule)
+ConstantRule = Callable[[Step], StepBound]
+AnyRule = TypeVar("AnyRule", bound=ConstantRule)
 
-_RULES: dict[str | type[nn.Module], Rule] = {}
+_RULES: dict[str | type[nn.Module], ConstantRule] = {}
 _CALLS: dict[type[nn.Module], str] = {}  # the operation that a layer calls
 _OF_GRAPHS = ("getitem", "module")  # operations of `Call` that are not of ATen
 
@@ -178,7 +178,7 @@ def check_operations(operations: Sequence[Any]) -> None:
             raise TypeError(f"expected names of ATen operations and classes of layers, got {operation!r}")
 
 
-def _checking(rule: Rule) -> Rule:
+def _checking(rule: ConstantRule) -> ConstantRule:
     """The rule with a check of its result: only a bound proves anything."""
 
     @functools.wraps(rule)
@@ -194,7 +194,7 @@ def _checking(rule: Rule) -> Rule:
     return checked
 
 
-def find_rule(op: str) -> Rule | None:
+def find_rule(op: str) -> ConstantRule | None:
     """The rule of an ATen operation, or None."""
     return _RULES.get(op)
 

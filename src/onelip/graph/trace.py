@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_flatten
 
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
-from onelip.core.state import State, unchanged
+from onelip.core.state import Snapshot, unchanged
 from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_leaf, leaves_are
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
@@ -73,7 +73,7 @@ def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
         raise CannotTrace(str(error)) from error
 
 
-def _graph(plain: nn.Module, example: Tensor, state: State) -> Graph:
+def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
     """The graph of a plain model, which shares with the user's what `state` holds. See Note [Calls]."""
     paths = [name for name, module in plain.named_modules() if is_leaf(module)]
     leaves = [plain.get_submodule(path) for path in paths]
@@ -214,10 +214,10 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> tuple[
         ChangingModel: if a later call changes what the model holds.
         CannotTrace: if the model does not take the example.
     """
-    strict = [State(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
+    strict = [Snapshot(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
     generator = torch.Generator().manual_seed(0)
     calls = [torch.rand((n, *example.shape[1:]), generator=generator).to(example) for n in (2, 3, 1)]
-    before = State(model)
+    before = Snapshot(model)
     with torch.inference_mode(False), _quietly():
         try:
             with torch.no_grad():
@@ -233,7 +233,7 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> tuple[
         for state in strict:
             state.check()
         is_changed = before.difference() is not None
-        after = State(model)
+        after = Snapshot(model)
         for x, mode in zip(calls, (torch.no_grad(), torch.enable_grad(), torch.inference_mode()), strict=True):
             # Errors are left to the export: a layer that states its constant may refuse to be differentiated.
             with contextlib.suppress(Exception), mode:

@@ -110,7 +110,7 @@ def _by_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBo
 
 
 def _by_parts(step: Step, verdict: StepBound, joint: Joint, before: list[StepBound]) -> StepBound:
-    """The verdict, or a smaller bound where parts of one tensor come together."""
+    """The bound of the rule, or a smaller one where parts of one tensor come together."""
     found = joint.enter(step.call, verdict)
     constant = None if found is None else before[found.ancestor].constant
     if found is None or constant is None:

@@ -19,16 +19,14 @@ from torch import nn
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.certificate import file_hash
-from onelip.certification.margins import PAPER_RADII, radius_name, real_radii
-from onelip.certification.radius import same_for_all
+from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.predict import real_certification
 from onelip.certification.result import Certification
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
-from onelip.core.files import read_json
+from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
-from onelip.graph.kinds import State
 from onelip.plots.canvas import to_svg
 from onelip.report.statements import statements
 from onelip.report.table import Row
@@ -279,13 +277,13 @@ def _training_facts(view: View) -> list[str]:
     return found
 
 
-def _seldom(progress: Progress, seconds: float = 5.0) -> Progress:
-    """Pass on a line from time to time only."""
+def _seldom(progress: Progress) -> Progress:
+    """Pass on at most one line in five seconds."""
     last = time.monotonic()
 
     def pass_on(line: str) -> None:
         nonlocal last
-        if time.monotonic() > last + seconds:
+        if time.monotonic() > last + 5:
             last = time.monotonic()
             progress(line)
 
@@ -295,7 +293,7 @@ def _seldom(progress: Progress, seconds: float = 5.0) -> Progress:
 def _certify(
     view: View, run: LoadedRun, images: torch.Tensor, labels: torch.Tensor, seconds: float, progress: Progress
 ) -> tuple[Certification, str | None]:
-    """The certification of the images that fit into the time; and why rounding is not included, if it is not.
+    """Certify as many images as the time allows; also returns why rounding is not included, or None if it is.
 
     If the proof takes too long, the constant is that of the audit, in real arithmetic.
     """
@@ -321,7 +319,7 @@ def _certify(
     constant = proved
 
     def by_audit(_: list[Certification], part: torch.Tensor) -> Certification:
-        return _certified_by(constant, compute_scores(run.plain, part))
+        return real_certification(compute_scores(run.plain, part), None, constant)
 
     return _joined(by_audit, images, labels, seconds, progress), reasons[0]
 
@@ -348,22 +346,6 @@ def _joined(
         pixels=tuple(pixels for one in found for pixels in one.pixels),
         labels=labels[:count],
         images_sha256=None,
-    )
-
-
-def _certified_by(constant: float, scores: torch.Tensor) -> Certification:
-    """Radii in real arithmetic from a proved constant."""
-    head = same_for_all(scores.shape[1], State(constant, 0.0, 0.0))
-    return Certification(
-        mode="real-arithmetic",
-        classes=scores.argmax(1),
-        radii=real_radii(scores, torch.tensor(head.slope, dtype=torch.float64)),
-        pixels=(None,) * len(scores),
-        logits=scores.double(),
-        labels=None,
-        constant=constant,
-        head=head,
-        proof=None,
     )
 
 

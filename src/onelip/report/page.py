@@ -142,7 +142,7 @@ def _comparison_views(record: dict[str, Any], directory: Path | None) -> list[Vi
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many parts as it takes to log_run them apart."""
+    """The last part of each path, or as many parts as make them distinct."""
     whole = [path.resolve().parts for path in paths]
     if len(set(whole)) < len(whole):
         raise RecipeError("a run is given twice")

@@ -51,7 +51,7 @@ class Options:
     threads: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """What a later session must agree with."""
+        """The settings that a later session must have too."""
         return {
             "budget": None if self.budget is None else self.budget.text,
             "recipe": self.style,

@@ -104,7 +104,7 @@ def _saved_bytes(model: nn.Module, images: Tensor) -> int:
 def trial_model(
     recipe: Recipe, num_classes: int, shape: tuple[int, int, int], device: torch.device | None = None
 ) -> nn.Module:
-    """A network of the recipe to measure with; the random generators are unchanged."""
+    """A network of the recipe for measurements; the random generators are unchanged."""
     with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
         return build_model(recipe, num_classes, shape).to(device)
 

@@ -41,7 +41,7 @@ class CsvLog:
             raise disk_error(error, self.path) from error
 
     def close(self) -> None:
-        """Every line is written at once."""
+        """Do nothing: the file is closed after each line."""
 
 
 class TensorBoardLog:

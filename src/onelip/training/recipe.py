@@ -186,7 +186,7 @@ class Recipe:
         if not 0 <= self.validation < 1:
             raise RecipeError(f"expected validation from 0 to below 1, got {self.validation!r}; 0.1 is a tenth")
         if not 0 < self.epoch_part <= 1:
-            raise RecipeError(f"expected epoch_part above 0 and at most 1, got {self.epoch_part!r}; 0.5 is a half")
+            raise RecipeError(f"expected epoch_part above 0 and at most 1, got {self.epoch_part!r}; for example 0.5")
         if not all(0 <= part <= 1 for part in self.drop_at):
             raise RecipeError(f"expected drop_at as fractions of the run from 0 to 1, got {self.drop_at!r}")
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:

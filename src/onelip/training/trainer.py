@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from onelip.certification.certificate import file_hash
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged, RecipeError, RunError, Stopped
-from onelip.core.files import read_json, write_json
+from onelip.core.files import file_hash, read_json, write_json
 from onelip.data import Batch, DataNotFound, ImageData, load_data
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
@@ -433,7 +432,7 @@ class Trainer:
 
 
 def _check_start(kept: RunConfig, data: ImageData) -> None:
-    """Raise an error if the network of another run, whose weights a new run starts from, does not fit the data."""
+    """Raise an error if the network of the run of --start-from does not fit the data."""
     if kept.shape != data.shape:
         before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
         size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""

@@ -24,7 +24,7 @@ import torch
 
 from onelip._version import __version__
 from onelip.core.errors import RunError
-from onelip.core.files import write_whole
+from onelip.core.files import file_hash, write_whole
 from onelip.data import DataError, ImageData
 from onelip.export.files import ExportError, ExportTaken, make_folder, new_directory
 from onelip.export.hub import WEIGHTS, find_in_zoo, load_pretrained, read_source
@@ -77,7 +77,7 @@ def write_tryit(
     runtime: str | Path | None = None,
     force: bool = False,
 ) -> TryIt:
-    """Write a folder in which a network runs in the browser; any web server can serve it, without a network.
+    """Write a folder in which a network runs in the browser; any web server can serve it, also offline.
 
     Args:
         run: directory of a finished run, or of `save_pretrained`; or a name of `onelip zoo`.
@@ -130,7 +130,7 @@ def write_tryit(
         .format(constant=found.certification.constant, dtype=arithmetic, why=why)
         .strip(),
         "slope": head.slope,
-        "loss": head.loss if sound else 0.0,
+        "rounding": head.rounding if sound else 0.0,
         "images": [
             {"label": config.class_names[label], "pixels": base64.b64encode(image.numpy().tobytes()).decode()}
             for image, label in zip(chosen, labels.tolist(), strict=True)
@@ -165,7 +165,7 @@ def _load(run: str | Path) -> tuple[LoadedRun, str]:
         source = read_source(path)
         return LoadedRun(RunDirectory(path), source.config, source.plain, True), source.weights_sha256
     found = load_pretrained(run)
-    return found.run, hashlib.sha256((found.path / WEIGHTS).read_bytes()).hexdigest()
+    return found.run, file_hash(found.path / WEIGHTS)
 
 
 def _test_images(config: Any, root: str | Path | None, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,7 +191,7 @@ def cache_folder() -> Path:
 
 
 def _runtime_package(given: str | Path | None) -> bytes:
-    """The package of npm, from a file, the cache or the registry that npm is configured for; its hash is checked."""
+    """The npm package, from a file, the cache or the configured npm registry; its hash is checked."""
     name = f"onnxruntime-web-{RUNTIME}.tgz"
     path = Path(given) if given is not None else cache_folder() / name
     if given is None and not path.is_file():

@@ -1,5 +1,5 @@
 // Runs the network of network.json and model.onnx on the drawn image, and computes the radius as onelip does:
-//   R = min over j of (f_y - f_j - loss) / slope[y][j]
+//   R = min over j of (f_y - f_j - rounding) / slope[y][j]
 import * as ort from "./ort.wasm.min.mjs";
 
 const $ = (id) => document.getElementById(id);
@@ -35,7 +35,7 @@ function certified(scores) {
   let radius = Math.sqrt(pixels.length);
   for (let j = 0; j < scores.length; j++) {
     if (j === best) continue;
-    const margin = scores[best] - scores[j] - network.loss;
+    const margin = scores[best] - scores[j] - network.rounding;
     if (!(margin > 0)) radius = 0;
     else if (network.slope[best][j] > 0) radius = Math.min(radius, margin / network.slope[best][j]);
   }

@@ -152,7 +152,7 @@ def baddbmm(step: Step) -> StepBound:
 
 @register_rule("aten.tensordot.default")
 def tensordot(step: Step) -> StepBound:
-    """Summed over axes of a constant: a matrix from these to its others."""
+    """A sum over axes of a constant tensor, which is a matrix from these axes to its other axes."""
     x, weight = step.argument("self"), step.argument("other")
     if not isinstance(x, Ref) or isinstance(weight, Ref):
         raise Refusal("only a sum over axes of the input, then of one constant, has a rule")
@@ -196,7 +196,7 @@ def einsum(step: Step) -> StepBound:
 def convolution_layer(
     weight: Tensor, transposed: bool, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> nn.Module:
-    """The layer that would make a functional call, without a bias."""
+    """A layer without a bias that computes a functional call."""
     settings = {"stride": stride, "padding": padding, "dilation": dilation}
     layer = _convolution_without_numbers(weight.shape, transposed, groups, False, settings)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
