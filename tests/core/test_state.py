@@ -10,6 +10,7 @@ import importlib.util
 import io
 import itertools
 import logging
+import queue
 import random
 import threading
 import types
@@ -648,6 +649,14 @@ LOCAL = threading.local()
 LOGGER = logging.getLogger("a test of onelip")
 
 
+def _count_up():
+    yield from itertools.count()
+
+
+GENERATOR = _count_up()
+QUEUE = queue.SimpleQueue()
+
+
 @functools.cache
 def _table():
     return [0]
@@ -677,6 +686,19 @@ def _enter(context):
     with context:
         pass
     return context.calls
+
+
+def _put_in_queue(self):
+    QUEUE.put(1)
+    return QUEUE.qsize()
+
+
+def _count_in_grad(self):
+    if self.held.grad is None:
+        self.held.grad = torch.zeros(1)
+        return 0
+    self.held.grad += 1
+    return int(self.held.grad)
 
 
 def _add_node(graph):
@@ -716,6 +738,8 @@ HIDDEN = {
     "thread": (lambda self: _count_on(LOCAL), None),
     "logger": (lambda self: _count_on(LOGGER), None),
     "namespace": (_NAMESPACE["set_global"], None),
+    "generator in another": (lambda self: next(GENERATOR), None),
+    "gradient": (_count_in_grad, nn.Parameter(torch.zeros(1))),
 }
 
 
@@ -725,6 +749,36 @@ def test_state_behind_objects_of_c_and_of_libraries(kind):
     model = Holder(lambda self: 1.0 if count(self) < 1000 else 100.0, held=held)
     with pytest.raises(CannotTrace, match="same function at every call"):
         onelip.audit(model, torch.rand(2, 3), lower=False)
+
+
+def test_global_objects_that_cannot_be_compared():
+    model = Holder(lambda self: 1.0 if _put_in_queue(self) < 1000 else 100.0)
+    with pytest.raises(CannotTrace, match=r"can be compared.*SimpleQueue.*global QUEUE"):
+        onelip.audit(model, torch.rand(2, 3), lower=False)
+
+
+def _doubled(x):
+    return 2 * x
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return _doubled(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_compiled_functions_keep_nothing(monkeypatch):
+    monkeypatch.setitem(globals(), "_doubled", torch.jit.script(_doubled))
+    assert onelip.audit(Doubled(), torch.rand(2, 3), lower=False).upper == 2
+
+
+def test_gradients_are_put_back():
+    model = nn.Linear(2, 2)
+    before = Snapshot(model)
+    model.weight.grad = torch.ones(2, 2)
+    assert before.difference() == "'weight.grad' (from None to Tensor)"
+    before.restore()
+    assert model.weight.grad is None
 
 
 def test_a_module_of_the_user_with_the_name_of_a_standard_one(tmp_path):

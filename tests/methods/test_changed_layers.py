@@ -1,5 +1,7 @@
 """Layers that were changed, or compute a weight other than that of eval mode, have no constant."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -258,3 +260,117 @@ def test_a_stored_weight_of_another_shape(name):
     found = layer.bound()
     assert found.constant is None
     assert found.why
+
+
+def other_class(layer):
+    class Tripled(type(layer.period)):
+        def __call__(self, x, matrices):
+            return 3 * super().__call__(x, matrices)
+
+    layer.period = Tripled(layer.period.size)
+
+
+def other_function(layer):
+    layer.period = lambda x, matrices: 3 * x
+
+
+def other_size(layer):
+    layer.period.size = (5, 8)
+
+
+def other_tables(layer):
+    layer.period._source.value.zero_()
+
+
+@pytest.mark.parametrize("name", ["cayley", "sandwich-conv"])
+@pytest.mark.parametrize("change", [other_class, other_function, other_size, other_tables])
+def test_a_changed_period(name, change):
+    layer = LAYERS[name]().eval()
+    assert layer.lipschitz_constant is not None
+    change(layer)
+    assert layer.lipschitz_constant is None
+
+
+@pytest.mark.parametrize("name", ["soc", "sll-conv"])
+def test_a_changed_convolution(name):
+    layer = LAYERS[name]().eval()
+    place = "skew" if name == "soc" else "convolution"
+    setattr(layer, place, replace(getattr(layer, place), kernel_size=(5, 5)))
+    assert layer.lipschitz_constant is None
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("cayley", "_filtered"), ("cayley", "_together"), ("sandwich", "_dense"), ("soc", "forward"), ("sll", "forward")],
+)
+def test_a_replaced_method_of_a_layer(name, method):
+    layer = LAYERS[name]().eval()
+    before = getattr(layer, method)
+    setattr(layer, method, lambda x: 3 * before(x))
+    assert layer.lipschitz_constant is None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: methods.bjorck(nn.Linear(4, 4)), "orthogonal"),
+        (lambda: methods.cholesky(nn.Linear(4, 4)), "orthogonal"),
+        (lambda: methods.spectral_norm(nn.Linear(4, 4)), "scaled_by_proof"),
+        (lambda: methods.clipping(nn.Linear(4, 4)), "_clipped"),
+        (lambda: methods.cpl(nn.Linear(4, 4)), "scaled_by_proof"),
+    ],
+)
+def test_a_helper_overridden_in_a_subclass_of_a_map(make, name):
+    layer = make().eval()
+    part = layer.parametrizations.weight[0]
+    kind = type(part)
+    part.__class__ = type("Own", (kind,), {name: lambda self, *given: 3 * getattr(kind, name)(self, *given)})
+    assert bound_module(layer).constant is None
+    part.__class__ = type("Described", (kind,), {"describe": lambda self: "of my own"})
+    assert bound_module(layer).constant is not None
+
+
+def test_a_helper_overridden_in_a_subclass_of_a_layer():
+    class Own(onelip.nn.ConvexResidual):
+        @property
+        def alpha(self):
+            return torch.tensor(5.0)
+
+    layer = Own(onelip.nn.Abs())
+    assert layer.lipschitz_constant is None
+    assert "overrides alpha" in onelip.summary(layer).layers[0].bound.why
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "shape"),
+    [
+        (onelip.nn.Normalize([0.0], [1.0]), "std", (5,)),
+        (onelip.nn.Normalize([0.0], [1.0]), "mean", (1, 5)),
+        (onelip.nn.BatchCentering(2).eval(), "running_mean", (5, 1, 2)),
+        (onelip.nn.NActivation(2), "theta", (2, 7, 2)),
+        (onelip.nn.Householder(2), "angles", (7, 1)),
+        (onelip.nn.Householder(2, order=2), "angles", (3, 7, 1)),
+        (methods.cayley(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), input_size=6), "bias", (5,)),
+        (methods.soc(nn.Conv2d(1, 1, 3, padding=1)), "bias", (5,)),
+    ],
+)
+def test_a_tensor_of_another_shape(layer, name, shape):
+    """Broadcasting copies the input as often as the tensor is longer."""
+    assert layer.lipschitz_constant is not None
+    is_parameter = isinstance(getattr(layer, name), nn.Parameter)
+    setattr(layer, name, nn.Parameter(torch.ones(shape)) if is_parameter else torch.ones(shape))
+    assert layer.lipschitz_constant is None
+
+
+@pytest.mark.parametrize("part", [nn.Dropout(0.9), nn.RReLU(-5, 5), nn.BatchNorm1d(4), onelip.nn.BatchCentering(4)])
+def test_a_part_in_training_mode_in_a_model_in_eval_mode(part):
+    model = nn.Sequential(onelip.nn.Abs(), part)
+    for whole in (model, onelip.nn.ConvexResidual(model), onelip.nn.MirrorAverage(model)):
+        whole.eval()
+        assert onelip.summary(whole).constant is not None
+        part.train()
+        found = onelip.summary(whole)
+        assert found.constant is None
+        assert found.chain.constant is None
+        assert "in training mode" in str(found)
+        assert whole is model or whole.lipschitz_constant is None

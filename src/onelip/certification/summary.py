@@ -1,7 +1,7 @@
 """The constant that each module of a model has by construction, and the modules without one."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from onelip.bounds.falsify import falsify_layer, falsify_module
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
+from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed, part_in_training
 from onelip.core.parametrization import find_parametrization, original_of
 from onelip.graph.modules import bound_chain, bound_module, links
 
@@ -85,7 +85,12 @@ def summary(model: nn.Module) -> Summary:
         1.0
     """
     rows = tuple(_rows(model, "", set(), in_chain=True, is_inside=False))
-    return Summary(rows, bound_chain(links(model)))
+    part = part_in_training(model)
+    if part is None:
+        return Summary(rows, bound_chain(links(model)))
+    why = "in training mode, and the model is in eval mode; call model.eval()"
+    rows = tuple(replace(row, bound=Bound(None, why), is_inside=False) if row.name == part[0] else row for row in rows)
+    return Summary(rows, Bound(None, f"{part[0]}: {why}"))
 
 
 def _rows(module: nn.Module, name: str, seen: set[int], *, in_chain: bool, is_inside: bool) -> Iterator[LayerSummary]:

@@ -67,6 +67,10 @@ class ChannelAffine(LipschitzModule):
         self.factors = nn.Parameter(torch.ones(channels, 1, *(1,) * axes, device=device, dtype=dtype))
         self.offsets = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
 
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"factors": (self.channels, 1, *(1,) * self.axes), "offsets": (self.channels,)}
+
     def bound(self) -> Bound:
         """The largest absolute value of the factors."""
         largest = float(self.factors.detach().double().abs().max())

@@ -77,6 +77,7 @@ _INERT = (
     torch.iinfo,
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
+    torch.jit.ScriptFunction,  # TorchScript has no globals that could change
     re.Pattern,
     np.dtype,
     np.ufunc,
@@ -226,12 +227,15 @@ def _tensor(tensor: Tensor, keep: Copies | None) -> Parts:
     bits = _Bits(tensor, keep)
     own: Any = tensor.__dict__
     attributes = dict(own)
+    grad = tensor.grad if tensor.is_leaf else None  # asked of others, torch warns
     memory = (
         tensor.data if keep is not None and bits.values is not None else None
     )  # the storage, even if .data is replaced
 
     def restore(replace: Replace) -> None:
         _refill(own, attributes, replace)
+        if tensor.is_leaf and tensor.grad is not grad:
+            tensor.grad = grad
         if memory is None or (_Bits(tensor) == bits and tensor.data_ptr() == memory.data_ptr()):
             return
         with torch.no_grad():
@@ -239,7 +243,7 @@ def _tensor(tensor: Tensor, keep: Copies | None) -> Parts:
             tensor.data = memory  # neither write changes the version counter, so autograd graphs stay valid
             tensor.requires_grad_(bits.facts[-1])
 
-    return Parts(bits, [(f".{name}", value) for name, value in attributes.items()], restore)
+    return Parts(bits, [(f".{name}", value) for name, value in attributes.items()] + [(".grad", grad)], restore)
 
 
 def _array(array: np.ndarray, keep: Copies | None) -> Parts:
@@ -264,7 +268,8 @@ def _running_generator(generator: Any, keep: Copies | None) -> Parts:
     frame = generator.gi_frame
     if frame is None:
         return Parts("ended")
-    return Parts(frame.f_lasti, [(f" (local {name})", value) for name, value in frame.f_locals.items()])
+    inner = [(" (yield from)", generator.gi_yieldfrom)]  # the position in `yield from` is that of the inner iterator
+    return Parts(frame.f_lasti, inner + [(f" (local {name})", value) for name, value in frame.f_locals.items()])
 
 
 def _function(function: types.FunctionType, keep: Copies | None) -> Parts:

@@ -91,11 +91,11 @@ def guard_input_size(module: nn.Module, multiples: tuple[int, ...]) -> None:
 
 
 def _checked(bound: "Callable[[Any], Bound]") -> "Callable[[Any], Bound]":
-    """Let a method `bound` return None where the parametrized tensors of the layer may not be what it assumes."""
+    """Let a method `bound` return None where the layer, or a parametrized tensor of it, may not be what it assumes."""
 
     @functools.wraps(bound)
     def checked(self: nn.Module) -> Bound:
-        reason = why_other_map(self) or why_other_mode(self)
+        reason = is_changed(self) or why_other_map(self) or why_other_mode(self) or _why_other_shape(self)
         if reason is not None:
             return Bound(None, reason)
         try:
@@ -117,8 +117,9 @@ class LipschitzModule(nn.Module):
     $L(f \circ g) \le L(f) L(g)$.
 
     Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights. `bound` is
-    not called, and the constant is None, if a parametrization of the layer was changed (`why_other_map`) or computes
-    another tensor than in eval mode (`why_other_mode`).
+    not called, and the constant is None, if the layer has a hook or a replaced method (`is_changed`), if a
+    parametrization of it was changed (`why_other_map`), if a part of it is not in eval mode (`why_other_mode`), or if a
+    tensor has another shape than in `tensor_shapes`.
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
@@ -145,7 +146,7 @@ class LipschitzModule(nn.Module):
 
     proved_constant: ClassVar[float | None] = None
     is_scriptable: ClassVar[bool] = False
-    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant", "input_shape"]
+    __jit_unused_properties__: ClassVar[list[str]] = ["lipschitz_constant", "input_shape", "tensor_shapes"]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -156,6 +157,11 @@ class LipschitzModule(nn.Module):
     def input_shape(self) -> tuple[int, ...] | None:
         """Shape of one sample, if the layer accepts only one shape; else None. Constants are measured at this shape."""
         return None
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of parameters and buffers without which the constant does not hold: others may copy the input."""
+        return {}
 
     @_checked
     def bound(self) -> Bound:
@@ -216,10 +222,15 @@ def is_changed(module: nn.Module) -> str | None:
     kind = parametrize.type_before_parametrizations(module)
     if kind.__call__ is not nn.Module.__call__ or kind._call_impl is not nn.Module._call_impl:
         return "its class overrides __call__"
-    if isinstance(module, LipschitzModule) and _depth(kind, "forward") < min(
-        _depth(kind, "proved_constant"), _depth(kind, "bound")
-    ):
-        return "its class overrides forward without stating its own constant"
+    if kind.__getattr__ is not nn.Module.__getattr__ or kind.__getattribute__ is not object.__getattribute__:
+        return "its class overrides how attributes are read"
+    if isinstance(module, LipschitzModule):
+        if replaced := _replaced(module, kind):
+            return f"its {replaced} was replaced"
+        stated = ("proved_constant", "bound")
+        own = "forward" if _depth(kind, "forward") < min(_depth(kind, n) for n in stated) else _override(kind, stated)
+        if own is not None:
+            return f"its class overrides {own} without stating its own constant"
     for torch_layer in LINEAR_LAYERS:
         if isinstance(module, torch_layer) and any(
             (own := getattr(kind, name, None)) is not getattr(torch_layer, name, None) and own not in _SAME_IN_EVAL
@@ -236,11 +247,10 @@ def why_other_map(module: nn.Module) -> str | None:
             kind = type(part)
             if part._forward_hooks or part._forward_pre_hooks:
                 return f"the parametrization of {name!r} has a forward hook ({kind.__name__})"
-            replaced = [key for key in vars(part) if callable(getattr(kind, key, None))]
-            if replaced:
-                return f"the parametrization of {name!r} has a replaced method ({kind.__name__}.{replaced[0]})"
-            if _overrides_forward(kind):
-                return f"{kind.__name__} overrides forward without stating its own constant"
+            if replaced := _replaced(part, kind):
+                return f"the parametrization of {name!r} has a replaced method ({kind.__name__}.{replaced})"
+            if own := _override(kind, ("constant_in", "excess")):
+                return f"{kind.__name__} overrides {own} without stating its own constant"
         expected = getattr(maps, "expected_shape", None)
         found = getattr(maps, "original", None)
         if expected is not None and isinstance(found, Tensor) and tuple(found.shape) != expected:
@@ -249,12 +259,16 @@ def why_other_map(module: nn.Module) -> str | None:
 
 
 def why_other_mode(module: nn.Module) -> str | None:
-    """Why a module in eval mode computes a parametrized tensor other than that of eval mode, or None.
+    """Why a module in eval mode computes something else than in eval mode, or None: a part of it is not in that mode.
 
     A module in training mode has no such reason: constants are those of eval mode.
     """
+    if module.training:
+        return None
+    if (part := part_in_training(module)) is not None:
+        return f"its part {part[0]!r} ({type(part[1]).__name__}) is in training mode; call eval() on the layer"
     lists = _parametrizations(module)
-    if module.training or not lists:
+    if not lists:
         return None
     if any(part.training for part in module.parametrizations.modules()):  # pyright: ignore
         return "its parametrization is in training mode, and the layer is in eval mode; call eval() on the layer"
@@ -273,6 +287,28 @@ def why_other_mode(module: nn.Module) -> str | None:
     return None
 
 
+# Layers of torch that compute something else in training mode.
+_MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.MultiheadAttention)
+
+
+def part_in_training(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """The name and the module of a part in training mode, where that may matter, of a model in eval mode; else None.
+
+    Examples:
+        >>> model = nn.Sequential(nn.ReLU(), nn.Dropout()).eval()
+        >>> _ = model[1].train()
+        >>> part_in_training(model)
+        ('1', Dropout(p=0.5, inplace=False))
+    """
+    if model.training:  # constants are those of eval mode, which `model.eval()` gives all parts
+        return None
+    for name, module in model.named_modules():
+        own = type(module).__module__.partition(".")[0] != "torch"  # what a class of others does is not known
+        if module.training and ".parametrizations." not in f".{name}." and (own or isinstance(module, _MODAL)):
+            return name, module
+    return None
+
+
 def _parametrizations(module: nn.Module) -> dict[str, Any]:
     """Return torch's lists of parametrizations by the name of the tensor."""
     if not parametrize.is_parametrized(module):
@@ -282,14 +318,42 @@ def _parametrizations(module: nn.Module) -> dict[str, Any]:
     return dict(lists.items())
 
 
-def _overrides_forward(kind: type) -> bool:
-    """Whether a class outside of onelip and torch overrides `forward`, but not the constant that is stated for it."""
-    depth = _depth(kind, "forward")
-    if kind.__mro__[depth].__module__.startswith(("onelip.", "torch.")):
-        return False
-    stated = min(_depth(kind, "constant_in"), _depth(kind, "excess"))
-    is_override = any("forward" in vars(base) for base in kind.__mro__[depth + 1 :] if base is not nn.Module)
-    return is_override and depth < stated
+def _why_other_shape(module: Any) -> str | None:
+    """Why a tensor of a layer is not as `tensor_shapes` states, or None; a tensor that is None is left out."""
+    for name, expected in module.tensor_shapes.items():
+        found = getattr(module, name)
+        if found is not None and tuple(found.shape) != expected:
+            return f"its {name!r} has shape {tuple(found.shape)} instead of {expected}"
+    return None
+
+
+# Methods that do not act on what a layer, or a parametrization in eval mode, computes.
+_HARMLESS = {
+    "extra_repr", "describe", "advice", "input_shape", "right_inverse", "orthogonal_side", "estimated_constant",
+    "reset", "reset_parameters", "proved_constant", "lipschitz_constant", "is_scriptable", "train",
+}  # fmt: skip
+
+
+def _replaced(module: nn.Module, kind: type) -> str | None:
+    """The name of a method that an attribute of the module hides, or None."""
+    return next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
+
+
+def _override(kind: type, statements: tuple[str, ...]) -> str | None:
+    """What a class outside of onelip and torch overrides, but not the statement about its result; None if nothing.
+
+    Not only `forward`: what a class of onelip computes may be in any of its methods and properties.
+    """
+    stated = min(_depth(kind, name) for name in statements)
+    for depth, base in enumerate(kind.__mro__[:stated]):
+        if base.__module__.startswith(("onelip.", "torch.")):
+            continue
+        above = [other for other in kind.__mro__[depth + 1 :] if other not in (nn.Module, object)]
+        for name in vars(base):
+            is_used = name not in _HARMLESS and not name.startswith("__")
+            if is_used and any(name in vars(other) for other in above):
+                return name
+    return None
 
 
 def _depth(kind: type, name: str) -> int:

@@ -68,11 +68,11 @@ class Snapshot:
         return id(obj) in self._read
 
     def _walk(self, model: nn.Module, start: str) -> None:
-        # (object, path, whether it is reached through a global name, whether it is a cache of onelip)
-        waiting: deque[tuple[Any, str, bool, bool]] = deque([(model, start, False, False)])
+        # (object, path, label, whether it is reached through a global name, whether it is a cache of onelip)
+        waiting: deque[tuple[Any, str, str, bool, bool]] = deque([(model, start, "", False, False)])
         shared = 0
         while waiting:
-            obj, path, is_shared, is_cache = waiting.popleft()
+            obj, path, label, is_shared, is_cache = waiting.popleft()
             if is_value(obj) or id(obj) in self._read:
                 continue
             shared += is_shared
@@ -84,7 +84,7 @@ class Snapshot:
             try:
                 parts = parts_of(obj, self._copies)
             except Incomparable as error:
-                if is_shared:
+                if is_shared and not label.startswith(" (global"):
                     continue
                 raise ChangingModel(
                     f"expected attributes that can be compared before and after a call, got {type(obj).__name__} in "
@@ -95,7 +95,7 @@ class Snapshot:
             caches = _caches(obj)
             for label, child in parts.children:
                 is_global = is_shared or label.startswith(" (global")
-                waiting.append((child, _join(path, obj, label), is_global, is_cache or label in caches))
+                waiting.append((child, _join(path, obj, label), label, is_global, is_cache or label in caches))
 
     def check(self, among: Iterable[Any] | None = None) -> None:
         """Check that the model has not changed.

@@ -35,15 +35,13 @@ from torch.utils._pytree import tree_flatten
 
 from onelip.core.bake import bake, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
+from onelip.core.lipschitz_module import part_in_training
 from onelip.core.state import Snapshot, unchanged
 from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_leaf, leaves_are
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
 from onelip.graph._reader import Reader
 from onelip.graph.calls import Call, Graph, first_difference
-
-# Layers of torch that compute something else in training mode.
-_MODAL = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._NormBase, nn.RReLU, nn.MultiheadAttention)
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
@@ -119,15 +117,11 @@ def check_model(model: object) -> None:
 
 def _check_modes(model: nn.Module) -> None:
     """Refuse a model in eval mode with a part in training mode: its calls are not those of eval mode."""
-    if model.training:  # bounds are those of eval mode, which `model.eval()` gives all parts
-        return
-    for name, module in model.named_modules():
-        own = type(module).__module__.partition(".")[0] != "torch"  # what a class of others does is not known
-        if module.training and ".parametrizations." not in f".{name}." and (own or isinstance(module, _MODAL)):
-            raise CannotTrace(
-                f"expected a model in eval mode, got {name!r} ({type(module).__name__}) in training mode; call "
-                "model.eval()"
-            )
+    if (part := part_in_training(model)) is not None:
+        name, module = part
+        raise CannotTrace(
+            f"expected a model in eval mode, got {name!r} ({type(module).__name__}) in training mode; call model.eval()"
+        )
 
 
 def _checked_example(model: nn.Module, example: Tensor) -> Tensor:

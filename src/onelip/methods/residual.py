@@ -107,6 +107,9 @@ class ConvexPotential(LipschitzModule):
 
     def bound(self) -> Bound:
         """The proved constant: from the parametrization of V, or for a baked layer from the stored V."""
+        taps, conv = self.geometry.kernel_size, self.convolution
+        if not (conv.is_for(taps) and conv.groups == self.geometry.groups if conv is not None else not taps):
+            return Bound(None, "its convolution was changed")
         found = self._norm_of_weight()
         if (norm := found.constant) is None:
             return found

@@ -36,6 +36,10 @@ class SameSizeConv:
         """The padding on both sides of each axis."""
         return tuple(d * (k // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
 
+    def is_for(self, taps: tuple[int, ...]) -> bool:
+        """Whether this is such a convolution, for weights with these taps."""
+        return type(self) is SameSizeConv and self.kernel_size == taps
+
     def check(self, x: Tensor, channels: int | None = None) -> None:
         """Raise a ValueError unless x is a batch of images with these channels; by default those of the input."""
         axes, channels = len(self.kernel_size), channels or self.channels

@@ -414,6 +414,10 @@ class Householder(LipschitzModule):
         else:
             nn.init.uniform_(self.angles, 0.0, math.pi)
 
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"angles": (self.channels // 2,) if self.order == 1 else (3, self.channels // 2)}
+
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, self.dim, self.channels, "Householder")
         a, b = halves(x, self.dim, "Householder")
@@ -504,6 +508,10 @@ class NActivation(LipschitzModule):
         self.theta.copy_(self.theta.new_tensor(pair).unsqueeze(1).expand_as(self.theta))
         if self.init == "alternating":
             self.theta[:, half:] = 0.0
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"theta": (2, self.channels)}
 
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, self.dim, self.channels, "NActivation")

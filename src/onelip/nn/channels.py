@@ -161,6 +161,10 @@ class Normalize(LipschitzModule):
         self.register_buffer("mean", means)
         self.register_buffer("std", stds)
 
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"mean": (len(self.mean),), "std": (len(self.mean),)}
+
     def bound(self) -> Bound:
         r"""$1 / \min_c \mathrm{std}_c$ of the stored buffer, rounded up."""
         smallest = float(self.std.min())
@@ -279,6 +283,10 @@ class BatchCentering(LipschitzModule):
         self.num_features = check_integer("num_features", num_features)
         self.momentum = check_number("momentum", momentum, 0, 1)
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"running_mean": (self.num_features,)}
 
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, 1, self.num_features, "BatchCentering", "num_features")

@@ -3,7 +3,7 @@
 import itertools
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -145,6 +145,13 @@ class Period:
         self._source = Constant(torch.tensor(found.source))
         self._mirrored = Constant(torch.tensor(found.mirrored)[:, None, None])
 
+    def is_for(self, size: tuple[int, ...]) -> bool:
+        """Whether this is still the period of images of this size: its attributes can be changed."""
+        if type(self) is not Period:
+            return False
+        mine, expected = vars(self), vars(Period(size))
+        return mine.keys() == expected.keys() and all(_same(mine[name], expected[name]) for name in mine)
+
     def __call__(self, x: Tensor, matrices: Tensor) -> Tensor:
         """Map x (batch, columns, *size) to (batch, rows, *size) by matrices (kept frequencies, rows, columns)."""
         return self.by_waves(x, matrices) if self.is_small else self.by_transforms(x, matrices)
@@ -171,3 +178,11 @@ class Period:
         product = torch.bmm(spectrum.transpose(0, 1), blocks.mT).transpose(0, 1)  # (batch, frequencies, 2 rows)
         y = torch.matmul(waves.T, product.reshape(len(x), 2 * count, rows))
         return y.mT.unflatten(2, self.size)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(other, Constant):
+        return bool(one == other)
+    if type(one) is not Constant or not torch.equal(one.value, other.value):
+        return False
+    return all(torch.equal(made, one.value.to(device, dtype)) for (device, dtype), made in one._made.items())

@@ -261,6 +261,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
 
 
+OTHER_PERIOD = "its period was changed"
+
+
 class FourierConv(LipschitzModule):
     r"""A circular convolution given by one matrix per frequency; the Fourier methods make it.
 
@@ -311,6 +314,10 @@ class FourierConv(LipschitzModule):
     def input_shape(self) -> tuple[int, ...]:
         return (self.in_channels, *self.input_size)
 
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"bias": (self.out_channels,)}
+
     def forward(self, x: Tensor) -> Tensor:
         check_shape(x, self.input_shape)
         with full_precision(x.device):
@@ -350,6 +357,8 @@ class FourierConv(LipschitzModule):
 
     def bound(self) -> Bound:
         """The proved constant: by construction, or from the stored matrices if there is no parametrization."""
+        if not (isinstance(self.period, Period) and self.period.is_for(self.size)):
+            return Bound(None, OTHER_PERIOD)
         if not parametrize.is_parametrized(self, "weight"):
             return stored_norm(self.weight.detach())
         found, maps = find_parametrization(self), parametrization_list(self)

@@ -25,6 +25,7 @@ from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.methods.fourier.frequencies import Period
 from onelip.methods.fourier.layer import (
+    OTHER_PERIOD,
     DenseMap,
     FrequencyMap,
     check_periodic,
@@ -130,6 +131,9 @@ class Sandwich(LipschitzModule):
 
     def bound(self) -> Bound:
         """The proved constant: from the parametrization of P, or for a baked layer from the stored P."""
+        is_built = not self.input_size if self.period is None else self.period.is_for(self.input_size)
+        if not is_built:
+            return Bound(None, OTHER_PERIOD)
         found = self._norm_of_weight()
         if (norm := found.constant) is None:
             return found

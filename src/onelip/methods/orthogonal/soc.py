@@ -221,6 +221,10 @@ class SOC(LipschitzModule):
         register(self, SkewKernel(self.groups, self.norm))
         self.train(layer.training)
 
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"bias": (self.out_channels,)}
+
     def forward(self, x: Tensor) -> Tensor:
         self.skew.check(x, self.in_channels)
         axes, size = len(self.stride), tuple(x.shape[2:])
@@ -254,6 +258,9 @@ class SOC(LipschitzModule):
         """The proved constant: by construction, or from the stored kernel if there is no parametrization."""
         if self.skew.groups != self.groups:
             return Bound(None, f"its groups were changed from {self.skew.groups} to {self.groups}")
+        taps = original_of(self) if parametrize.is_parametrized(self, "weight") else self.weight
+        if not self.skew.is_for(tuple(taps.shape[2:])):
+            return Bound(None, "its convolution was changed")
         norm = self.norm * (1 + _SLACK)
         if parametrize.is_parametrized(self, "weight"):
             found = parametrization_list(self)
