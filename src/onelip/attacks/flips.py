@@ -59,16 +59,16 @@ class Classifier:
             gradient = _gradient(margin, inputs)
         return Linearised(logits.detach(), margin.detach(), gradient)
 
-    def nearest_targets(self, points: Tensor, classes: Tensor, count: int, candidates: int = 10) -> Tensor:
+    def nearest_targets(self, points: Tensor, classes: Tensor, count: int) -> Tensor:
         """Return the `count` classes (N, count) with the nearest linearised boundaries, at distance m_j / ‖∇m_j‖.
 
-        Only the `candidates` classes with the best scores are compared, because each costs a backward pass.
+        Only the ten classes with the best scores are compared, because each costs a backward pass.
         """
         with torch.enable_grad():
             inputs = points.detach().requires_grad_()
             logits = self(inputs)
             others = logits.detach().scatter(1, classes[:, None], -torch.inf)
-            ranked = others.topk(min(candidates, logits.shape[1] - 1), dim=1).indices  # (N, candidates)
+            ranked = others.topk(min(10, logits.shape[1] - 1), dim=1).indices  # (N, candidates)
             distances = []
             for targets in ranked.unbind(1):
                 margin = _differences(logits, classes, targets)

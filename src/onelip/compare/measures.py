@@ -29,6 +29,7 @@ from onelip.training.evaluation import is_channels_last
 from onelip.training.learner import Learner, set_layout
 from onelip.training.recipe import Recipe
 
+_TIMEOUT = 900.0  # seconds
 _LEAST_MEBIBYTES = 2  # the allocator takes memory from the system in pieces of about this size
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -81,7 +82,7 @@ def measure(
 def interleaved(
     candidate: Callable[[], object], baseline: Callable[[], object], seconds: float = 3.0
 ) -> dict[str, float]:
-    """Time two functions in turn, in alternating order: 5 to 50 rounds, after two that do not count.
+    """Time two functions in turn, in alternating order: 5 to 50 rounds, after two warm-up rounds.
 
     Examples:
         >>> found = interleaved(lambda: sum(range(20000)), lambda: sum(range(20000)), seconds=0.0)
@@ -140,18 +141,16 @@ def training_step(recipe: Recipe, num_classes: int, shape: tuple[int, int, int])
     return step
 
 
-def step_times(recipe: Recipe, baseline: Recipe, data: ImageData, seconds: float = 3.0) -> dict[str, Any]:
+def step_times(recipe: Recipe, baseline: Recipe, data: ImageData) -> dict[str, Any]:
     """A training step of the recipe relative to one of the baseline, on the same batch."""
     images = to_float(data.train_images[: recipe.batch_size])
     labels = data.train_labels[: recipe.batch_size]
     with use_threads(recipe.threads):
         ours, theirs = (training_step(r, data.num_classes, data.shape) for r in (recipe, baseline))
-        return interleaved(lambda: ours(images, labels), lambda: theirs(images, labels), seconds)
+        return interleaved(lambda: ours(images, labels), lambda: theirs(images, labels), 3.0)
 
 
-def inference_times(
-    plain: nn.Module, recipe: Recipe, baseline: Recipe, data: ImageData, seconds: float = 2.0
-) -> dict[str, Any]:
+def inference_times(plain: nn.Module, recipe: Recipe, baseline: Recipe, data: ImageData) -> dict[str, Any]:
     """Prediction by the baked network relative to the baseline, on the same batch."""
     device = find_device(recipe.device)
     with torch.random.fork_rng(devices=[]):
@@ -166,7 +165,7 @@ def inference_times(
 
     try:
         with torch.no_grad(), use_threads(recipe.threads):
-            return interleaved(lambda: predict(ours), lambda: predict(theirs), seconds)
+            return interleaved(lambda: predict(ours), lambda: predict(theirs), 2.0)
     finally:
         plain.cpu()
 
@@ -212,7 +211,7 @@ def memory_ratio(recipe: Recipe, data: ImageData, baseline_memory: float | None)
     return {"ratio": ratio, "mebibytes": mine, "plain_mebibytes": baseline_memory, "why": why}
 
 
-def peak_mebibytes(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], timeout: float = 900.0) -> float:
+def peak_mebibytes(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> float:
     """Growth of the peak memory over three training steps, in MiB, measured in a process of its own.
 
     Only a fresh process has no freed memory that is used again. On a CPU it is the growth of the resident set since the
@@ -225,10 +224,10 @@ def peak_mebibytes(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]
     command = [sys.executable, "-m", "onelip.compare.measures"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, timeout=timeout, check=False
+            command, input=json.dumps(request), capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise RunError(f"measuring memory took more than {timeout:g} s") from error
+        raise RunError(f"measuring memory took more than {_TIMEOUT:g} s") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RunError(f"measuring memory failed: {last}")

@@ -447,5 +447,5 @@ def part_of(data: ImageData, split: Literal["test", "train"]) -> LabelledImages:
     return LabelledImages(data.name, split, images, labels, data.class_names, data.source or data.name)
 
 
-def _listed(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (f", ... ({len(names)})" if len(names) > 20 else "")

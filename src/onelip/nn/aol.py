@@ -255,9 +255,9 @@ def aol(
     return attach(module, parametrization, name)
 
 
-def find_aol(module: nn.Module, name: str = "weight") -> AOL | None:
-    """Return the AOL parametrization of a layer, or None."""
-    found = find_parametrization(module, name)
+def find_aol(module: nn.Module) -> AOL | None:
+    """Return the AOL parametrization of the weight of a layer, or None."""
+    found = find_parametrization(module)
     return found if isinstance(found, AOL) else None
 
 
