@@ -147,7 +147,7 @@ def step_times(recipe: Recipe, baseline: Recipe, data: ImageData) -> dict[str, A
     labels = data.train_labels[: recipe.batch_size]
     with use_threads(recipe.threads):
         ours, theirs = (training_step(r, data.num_classes, data.shape) for r in (recipe, baseline))
-        return interleaved(lambda: ours(images, labels), lambda: theirs(images, labels), seconds=3.0)
+        return interleaved(lambda: ours(images, labels), lambda: theirs(images, labels), 3.0)
 
 
 def inference_times(plain: nn.Module, recipe: Recipe, baseline: Recipe, data: ImageData) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def inference_times(plain: nn.Module, recipe: Recipe, baseline: Recipe, data: Im
 
     try:
         with torch.no_grad(), use_threads(recipe.threads):
-            return interleaved(lambda: predict(ours), lambda: predict(theirs), seconds=2.0)
+            return interleaved(lambda: predict(ours), lambda: predict(theirs), 2.0)
     finally:
         plain.cpu()
 
