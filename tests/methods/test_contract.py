@@ -167,10 +167,10 @@ def test_the_base_of_the_wrong_methods_is_right():
 
 
 class TooSmall(Base):
-    """A stated constant that is one per cent too small for some layers."""
+    """A stated constant that is one per cent too small for the layers of which `is_wrong` of a subclass is true.
 
-    def is_wrong(self, layer):
-        raise NotImplementedError
+    `is_wrong` is not declared here: a subclass that overrides something below the stated constant has none.
+    """
 
     def constant_in(self, dtype):
         return super().constant_in(dtype) * (0.99 if self.is_wrong(self.module[0]) else 1.0)
