@@ -3,6 +3,7 @@
 python benchmarks/fast_trials.py ablation --data-root DIR    # one epoch each: results/fast_ablation.json
 python benchmarks/fast_trials.py methods --data-root DIR     # 20 CPU seconds each: results/methods_by_time.json
 python benchmarks/fast_trials.py retraction --data-root DIR  # half an epoch each: results/retract_every.json
+python benchmarks/fast_trials.py paper --data-root DIR       # three epochs each: results/paper_optimizers.json
 
 All parts hold out a tenth of the training images; the first two use the recipe of `onelip train --budget`. A run that
 is in the file already is not run again. Seconds are those of the CPU, because the machine is shared.
@@ -14,6 +15,9 @@ gets worse. Test images are used for the table only, with three seeds at the bes
 
 The third part trains a narrow AOL-Small with SGD: the exact scale of AOL in each step, against P itself with R2 after
 every k-th step (`--retract-every`).
+
+The fourth part trains AOL-Small with a third of its channels, with the loss and the augmentation of the paper, by the
+optimizer of the paper and by those of onelip: equal epochs, each evaluated after every half epoch.
 """
 
 import argparse
@@ -28,6 +32,7 @@ from typing import Any
 
 import torch
 from _harness import RESULTS
+from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import Diverged
@@ -36,7 +41,7 @@ from onelip.data import ImageData, load_data, validation_split
 from onelip.methods.registry import METHODS
 from onelip.training.build import build_model
 from onelip.training.distributed import Process
-from onelip.training.evaluation import evaluate, find_constants
+from onelip.training.evaluation import Scores, evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
 from onelip.training.recipe import Recipe, preset, recipe_for_budget
 
@@ -105,6 +110,15 @@ RETRACTIONS: dict[str, dict[str, Any]] = {
     f"lr {lr:g}, {f'R2 every {every}th step' if every else 'exact scale'}": {"lr": lr, "retract_every": every}
     for lr, every in [(0.005, 0), (0.005, 8), (0.005, 16), (0.001, 0), (0.001, 16), (0.01, 0), (0.01, 4)]
 }
+# AOL-Small with 64 instead of 192 channels; loss and augmentation of the paper, one cycle of the rate.
+PAPER = preset("paper").replace(
+    model_options=("channels=64", "width=8"), epochs=3, schedule="one-cycle", warmup=0.15, weight_decay=0.0, threads=1
+)
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD, lr 0.01, exact scale (paper)": {"lr": 0.01},
+    "SGD, lr 0.01, R2 every 4th step": {"lr": 0.01, "retract_every": 4},
+    "LipschitzMuon, lr 0.03": {"optimizer": "muon", "momentum": 0.8, "lr": 0.03},
+}
 FACTOR, MOST_RATES = 3.0, 6
 
 
@@ -116,13 +130,17 @@ class Trials:
         self.data: ImageData = validation_split(self.all, 0.1)
         self.process = Process(torch.device("cpu"))
 
-    def run(self, recipe: Recipe, seconds: float | None = None) -> dict[str, Any]:
-        """One run: the epochs of the recipe, or a number of CPU seconds. Accuracies are those of held-out images."""
+    def run(self, recipe: Recipe, seconds: float | None = None, curve_points: int = 0) -> dict[str, Any]:
+        """One run: the epochs of the recipe, or a number of CPU seconds. Accuracies are those of held-out images.
+
+        With `curve_points`, the network is evaluated as often during the run, and the result has a "curve".
+        """
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, self.data.num_classes, self.data.shape)
         learner = Learner(recipe, model.train(), self.process)
         loader = make_batches(recipe, self.data, self.process, torch.Generator().manual_seed(recipe.seed))
         steps, planned = 0, recipe.epochs * len(loader)
+        curve: list[dict[str, float]] = []
         cpu, wall = time.process_time(), time.monotonic()
         for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
             used = steps / planned if seconds is None else (time.process_time() - cpu) / seconds
@@ -133,12 +151,12 @@ class Trials:
             steps += 1
             if not math.isfinite(loss):
                 raise Diverged(f"the loss is {float(loss)} after {steps} steps")
+            if curve_points and steps * curve_points // planned > (steps - 1) * curve_points // planned:
+                found = self._evaluate(model, recipe, self.data)
+                curve.append({"epoch": round(steps / len(loader), 3), "cra_36": found.cra["36/255"] or 0.0})
+                model.train()
         times = {"cpu_seconds": round(time.process_time() - cpu, 1), "wall_seconds": round(time.monotonic() - wall, 1)}
-        plain = bake(model.eval())
-        constants = find_constants(model, plain, recipe, self.data.shape)
-        held_out, test = (
-            evaluate(plain, data.test_images, data.test_labels, constants).total for data in (self.data, self.all)
-        )
+        held_out, test = (self._evaluate(model, recipe, data) for data in (self.data, self.all))
         return {
             "accuracy": held_out.accuracy,
             "cra": held_out.cra,
@@ -146,7 +164,14 @@ class Trials:
             "test_cra": test.cra,
             "passes": round(steps / len(loader), 2),
             **times,
+            **({"curve": curve} if curve else {}),
         }
+
+    def _evaluate(self, model: nn.Module, recipe: Recipe, data: ImageData) -> Scores:
+        """Accuracy and CRA of the test images of `data`."""
+        plain = bake(model.eval())
+        constants = find_constants(model, plain, recipe, data.shape)
+        return evaluate(plain, data.test_images, data.test_labels, constants).total
 
 
 def ablation(trials: Trials, args: argparse.Namespace) -> None:
@@ -157,15 +182,24 @@ def retraction(trials: Trials, args: argparse.Namespace) -> None:
     matched(trials, args, "retract_every", NARROW, RETRACTIONS)
 
 
+def paper(trials: Trials, args: argparse.Namespace) -> None:
+    matched(trials, args, "paper_optimizers", PAPER, OPTIMIZERS, curve_points=6)
+
+
 def matched(
-    trials: Trials, args: argparse.Namespace, file: str, base: Recipe, pairs: dict[str, dict[str, Any]]
+    trials: Trials,
+    args: argparse.Namespace,
+    file: str,
+    base: Recipe,
+    pairs: dict[str, dict[str, Any]],
+    curve_points: int = 0,
 ) -> None:
     """Runs of one recipe with some settings changed, several seeds each."""
     record = Record(file, args, base, seeds=args.seeds)
     for name, changes in pairs.items():
         if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
             continue
-        runs = [trials.run(base.replace(seed=seed, **changes)) for seed in range(args.seeds)]
+        runs = [trials.run(base.replace(seed=seed, **changes), curve_points=curve_points) for seed in range(args.seeds)]
         row = {"name": name, "changes": dict(changes), **mean_and_spread(runs), "runs": runs}
         record.rows.append(row)
         record.write()
@@ -283,9 +317,12 @@ class Record:
         write_json(self.path, self.content)
 
 
+PARTS = {"ablation": ablation, "methods": methods, "retraction": retraction, "paper": paper}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("ablation", "methods", "retraction"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run of `methods`")
@@ -293,7 +330,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="directory of the file; default: results/")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    {"ablation": ablation, "methods": methods, "retraction": retraction}[args.part](Trials(args.data_root), args)
+    PARTS[args.part](Trials(args.data_root), args)
 
 
 if __name__ == "__main__":

@@ -107,6 +107,14 @@ def test_runs_without_a_preset_have_that_of_data_and_model_or_a_budget(data, mod
     assert default_preset(data, model) == expected
 
 
+@pytest.mark.parametrize(
+    ("data", "flip"),
+    [("mnist", 0), ("MNIST", 0), ("digits", 0), ("fashion-mnist", 0.5), ("cifar10", 0.5), ("own/", 0.5)],
+)
+def test_a_budget_does_not_mirror_digits(data, flip):
+    assert recipe_for_budget(60, data).flip == flip
+
+
 def test_the_short_preset_is_a_budget_of_ten_minutes_with_fixed_epochs():
     short = preset("short")
     assert short.replace(epochs=1, evaluate_every=1) == recipe_for_budget(600).replace(epochs=1)

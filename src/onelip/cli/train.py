@@ -137,7 +137,7 @@ def _defaults(arguments: Sequence[str]) -> Train:
         starting = preset(name)
     else:
         budget = budget or DEFAULT_BUDGET
-        starting = recipe_for_budget(parse_seconds(budget)).replace(data=known.data or "digits")
+        starting = recipe_for_budget(parse_seconds(budget), known.data or "digits")
     if known.method is not None:
         from onelip.training.objective import with_method
 

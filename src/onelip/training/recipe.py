@@ -375,15 +375,25 @@ _BY_BUDGET: tuple[tuple[float, dict[str, Any]], ...] = (
 )
 
 
-def recipe_for_budget(seconds: float) -> Recipe:
+_NOT_MIRRORED = ("digits", "mnist")  # a mirrored digit is not a digit
+
+
+def recipe_for_budget(seconds: float, data: str = "cifar10") -> Recipe:
     """The recipe for a budget of time, without its number of epochs (see `onelip.training.budget`).
+
+    Args:
+        seconds: the budget.
+        data: name or path of the data. Images of digits are not mirrored.
 
     Examples:
         >>> recipe_for_budget(20).model, recipe_for_budget(600).model
         ('aol-fast-small', 'aol-fast-medium')
+        >>> recipe_for_budget(20).flip, recipe_for_budget(20, "mnist").flip
+        (0.5, 0.0)
     """
     chosen = [changes for start, changes in _BY_BUDGET if seconds >= start]
-    return _FAST.replace(**chosen[-1])
+    flip = 0.0 if known_name(data) in _NOT_MIRRORED else _FAST.flip
+    return _FAST.replace(**chosen[-1], data=data, flip=flip)
 
 
 def parse_seconds(text: str) -> float:
