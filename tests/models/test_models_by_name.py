@@ -15,7 +15,7 @@ from onelip.methods import registry as methods
 from onelip.models import create_model, list_models, register_model, registry
 from onelip.nn import AOLConv2d
 
-FAST = ["aol-fast-small", "aol-fast-medium", "aol-fast-large"]
+FAST = ["aol-fast-small", "aol-fast-medium", "aol-fast-large", "aol-fast-huge"]
 
 
 def test_every_name_and_spelling():

@@ -110,6 +110,16 @@ def test_the_faster_number_of_threads(monkeypatch, digits, tmp_path, one, all_th
     assert read_config(RunDirectory(tmp_path / "run")).recipe.threads == wanted
 
 
+def test_a_gpu_gets_a_larger_network(monkeypatch, digits):
+    times(monkeypatch, 0.01, 0.1)
+    monkeypatch.setattr(module, "require_memory", lambda *_: (module.StepMemory(1, 1, 1), 1e12))
+    gpu, recipe = Process(torch.device("cuda")), recipe_for_budget(60, "digits")
+    found = {device: fit_to_budget(recipe, 60, digits, device).model for device in (CPU, gpu)}
+    assert found == {CPU: "aol-fast-small", gpu: "aol-fast-large"}
+    for chosen in ({"model": "aol-small"}, {"lr": 0.01}, {"model_options": ("overlap=0",)}):
+        assert fit_to_budget(recipe.replace(**chosen), 60, digits, gpu).model == chosen.get("model", recipe.model)
+
+
 def test_small_data_get_small_batches(monkeypatch, digits):
     times(monkeypatch, 0.01, 0.1)
     recipe = fit_to_budget(recipe_for_budget(20).replace(data="digits"), 20, digits, CPU)

@@ -125,3 +125,12 @@ def aol_fast_large(
 ) -> nn.Module:
     """A hierarchy of patches for more than twenty minutes of training; 0.75 M parameters."""
     return fast(widths=widths, depths=depths, **options)
+
+
+@register_model
+@takes_arguments_of(fast)
+def aol_fast_huge(
+    *, widths: Sequence[int] = (256, 512, 512, 512), depths: Sequence[int] = (2, 2, 2, 1), **options: Any
+) -> nn.Module:
+    """A hierarchy of patches for GPUs; 3.25 M parameters. It was not trained yet."""
+    return fast(widths=widths, depths=depths, **options)

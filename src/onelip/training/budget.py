@@ -26,7 +26,7 @@ from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
 from onelip.training.objective import resolve_method
-from onelip.training.recipe import Recipe, format_seconds, recipe_for_budget
+from onelip.training.recipe import Recipe, for_gpu, format_seconds, recipe_for_budget
 
 _STATES = {"sgd": 1, "muon": 1, "adamw": 2}  # tensors of the optimizer for each parameter
 _TEMPORARY = 2.0  # memory of a step relative to its saved tensors; measured: 0.2 to 2.9, about 2 for aol-fast
@@ -247,6 +247,8 @@ def measure_cost_here(recipe: Recipe, data: ImageData, process: Process, most: i
 
 
 def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
+    if process.device.type != "cpu":
+        recipe = for_gpu(recipe, seconds)
     images = len(split_data(recipe, data).train_images)
     if recipe.batch_size == recipe_for_budget(seconds).batch_size:
         # Few images: at least 20 steps per epoch. The rate goes with the root of the batch size, as noise does.
