@@ -267,7 +267,7 @@ def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[
     for name, module in model.named_modules():
         findings += _misplaced(name, module)
     if model.training and any(isinstance(m, nn.modules.batchnorm._NormBase | nn.Dropout) for m in model.modules()):
-        findings.append("the model is in training mode; what is audited is its eval mode: call model.eval()")
+        findings.append("the model is in training mode, and the audit is about its eval mode: call model.eval()")
     return findings
 
 

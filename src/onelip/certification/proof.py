@@ -1,8 +1,8 @@
 """The proof of a network: a bound for every layer, the recursion of rounding errors, and the constants of its logits.
 
-It is about the weights, not about an image, so it is computed once for all images of a shape. "fast" bounds layers in
-float64 with rigorous error terms, "exact" in rational arithmetic (python-flint), which certificate files need; both are
-proofs.
+It is about the weights, not about an image, so it is computed once for all images of a shape. Layers are bounded in
+float64 with rigorous error terms, or with `exact=True` in rational arithmetic (python-flint), which certificate files
+need. Both are proofs.
 """
 
 import functools

@@ -162,7 +162,7 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, widt
 
 
 def described(facts: Iterable[tuple[str, str]], width: int) -> str:
-    """Labels with prose beside them; empty prose is left out.
+    """Labels with texts beside them; a label with an empty text is left out.
 
     Examples:
         >>> print(described([("guarantee", "proved"), ("note", "")], 80))

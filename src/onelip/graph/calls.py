@@ -52,7 +52,7 @@ class Graph:
 
     calls: tuple[Call, ...]
     output: int
-    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch]
+    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch] in trace.py
 
     @property
     def batch(self) -> int:

@@ -3,8 +3,8 @@
 Softmax and its relatives act on the entries of one axis together; their Jacobians are bounded at each rule.
 
 Note [Leaky]
-    LeakyReLU of slope a in [0, 1] is a x + (1 - a) relu(x), read so with a constant of a + (1 - a): 1. Torch computes
-    it otherwise: x where x > 0, a x elsewhere. That is within the error of the four nodes: from the same x^ it is off
+    LeakyReLU of slope a in [0, 1] is lowered as a x + (1 - a) relu(x), with the constant a + (1 - a) = 1. Torch
+    computes x where x > 0, and a x elsewhere. This is within the error of the four nodes: from the same x^ it is off
     by U a |x^| at most where x^ <= 0, and by |1 - a - fl(1 - a)| x^ <= U (1 - a) x^ elsewhere, and the nodes count
     U a |x^|, U fl(1 - a) |x^| and their sum's rounding.
 """

@@ -196,7 +196,7 @@ def einsum(step: Step) -> StepBound:
 def convolution_layer(
     weight: Tensor, transposed: bool, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> nn.Module:
-    """A layer without a bias that computes a functional call."""
+    """A layer without a bias that computes the same as a functional call."""
     settings = {"stride": stride, "padding": padding, "dilation": dilation}
     layer = _convolution_without_numbers(weight.shape, transposed, groups, False, settings)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -223,7 +223,7 @@ _FUNCTIONAL = (
 
 @register_rule(*_FUNCTIONAL, "aten.convolution.default")
 def convolution(step: Step) -> StepBound:
-    """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
+    """With constant weights and any amount of zero padding (Note [Borders] of geometry.py)."""
     transposed = "transpose" in step.call.op
     if step.call.op == "aten.convolution.default":
         transposed = step.argument("transposed")
