@@ -85,7 +85,7 @@ class Node:
 
     @property
     def entries(self) -> int:
-        """How many numbers one output has."""
+        """Number of entries of one output."""
         return math.prod(self.shape)
 
     @property

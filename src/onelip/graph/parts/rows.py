@@ -137,7 +137,7 @@ def expand(rows: Rows, shape: tuple[int, ...]) -> Rows:
 
 
 def scale(rows: Rows, factor: float) -> Rows:
-    """Times a number."""
+    """Return the rows times a number."""
     return rows if factor == 1 else multiply(rows, constant(torch.full(rows.shape, factor, dtype=torch.float64)))
 
 
