@@ -43,8 +43,8 @@ def bound_leaf(step: Step) -> StepBound:
     return step.times(known.constant, known.why)
 
 
-def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBound:
-    """A linear layer, times a constant factor."""
+def bound_linear(step: Step, module: nn.Module) -> StepBound:
+    """A linear layer, by its stored weights at the size of its input."""
     shape = step.source.shape
     axes = len(shape) - 2
     size = None
@@ -59,7 +59,7 @@ def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBoun
     except UnsupportedLayer as error:
         raise Refusal(str(error)) from error
     best = min(bound.candidates, key=bound.candidates.__getitem__, default="zero")
-    return step.times(multiply_up(bound.value, factor), best, details=dict(bound.candidates))
+    return step.times(bound.value, best, details=dict(bound.candidates))
 
 
 def constant_weight(weight: Any) -> Tensor:

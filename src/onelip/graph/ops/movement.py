@@ -275,7 +275,7 @@ def _check_constants(step: Step) -> None:
         return
     for piece in inserted_everywhere(step):
         if not bool(((piece == piece[:1]) | (piece.isnan() & piece[:1].isnan())).all()):
-            raise Refusal("inserts different constants into different samples")
+            raise Refusal("inserts other constants into one sample than into another")
 
 
 def _check_writes(step: Step) -> None:
