@@ -41,7 +41,7 @@ from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_lea
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
 from onelip.graph._reader import Reader
-from onelip.graph.calls import Call, Graph, first_difference
+from onelip.graph.calls import Call, Graph, first_different_call
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
@@ -96,7 +96,7 @@ def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
             used = fresh()
             _run_in_turn(used, example, paths)
         graph = read(used, example[:2])
-        if first is not None and (changed := first_difference(first, graph)) is not None:
+        if first is not None and (changed := first_different_call(first, graph)) is not None:
             raise CannotTrace(
                 "expected the same program at every call, got a different one at the second call, starting at "
                 f"{changed.place or 'the model'!r} ({changed.op}); the forward must not change what it reads"
@@ -109,7 +109,7 @@ def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
     return graph
 
 
-def check_model(model: object) -> None:
+def check_is_module(model: object) -> None:
     """Raise an error if the model is not a torch module."""
     if not isinstance(model, nn.Module):
         raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
@@ -125,7 +125,7 @@ def _check_modes(model: nn.Module) -> None:
 
 
 def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
-    check_model(model)
+    check_is_module(model)
     _check_modes(model)
     if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
         got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__

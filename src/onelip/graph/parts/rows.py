@@ -192,7 +192,7 @@ def add(a: Rows, b: Rows) -> Rows:
 
 
 def multiply(a: Rows, b: Rows) -> Rows:
-    """Entry by entry; one of them must be constant for each state."""
+    """Return the products entry by entry; in each state, one of the factors must be constant."""
     if len(b.index):
         a, b = b, a
     if len(b.index):
