@@ -4,7 +4,7 @@
     model = onelip.constrain(model, "aol")   # a whole model
     layer = onelip.aol(torch.nn.Conv2d(...)) # or a layer
     plain = onelip.bake(model)               # a plain torch network that computes the same
-    audit = onelip.audit(model, images)      # what is proved of any torch model, and what is not
+    audit = onelip.audit(model, images)      # bounds of any torch model, step by step, and the steps without one
     found = onelip.certify(plain.double().eval(), images)   # class and radius of each image, rounding included
     onelip.check("certificate.json")        # proves a certificate file again, without torch
 

@@ -1,4 +1,4 @@
-"""`python -m onelip`, and what torchrun starts: `torchrun --nproc-per-node 2 -m onelip train ...`."""
+"""`python -m onelip`, also for torchrun: `torchrun --nproc-per-node 2 -m onelip train ...`."""
 
 import sys
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import onelip
 from onelip.certification.environment import check_backends
-from onelip.certification.proof import first_difference
+from onelip.certification.proof import first_different_node
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.graph.exact import gain
@@ -237,9 +237,9 @@ def test_a_proof_is_of_one_series():
         return lower(network(nn.Conv2d(2, 2, 3, padding=1), (2, 3, 3), **options), (2, 3, 3))
 
     one = program(terms=5)
-    assert first_difference(one, program(terms=5)) is None
-    assert "terms 5, got 7" in (first_difference(one, program(terms=7)) or "")
-    assert "factor" in (first_difference(one, program(terms=5, lipschitz=0.5)) or "")
+    assert first_different_node(one, program(terms=5)) is None
+    assert "terms 5, got 7" in (first_different_node(one, program(terms=7)) or "")
+    assert "factor" in (first_different_node(one, program(terms=5, lipschitz=0.5)) or "")
 
 
 def test_a_changed_number_of_terms_needs_a_new_proof():

@@ -14,7 +14,7 @@ from torch import nn
 
 import onelip
 from onelip.certification.environment import check_backends
-from onelip.certification.proof import first_difference
+from onelip.certification.proof import first_different_node
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.core.rounding import UNIT, up
@@ -233,8 +233,8 @@ def test_a_proof_is_of_one_border():
     nn.init.eye_((head := nn.Linear(10, 2)).weight)
     programs = [lower(nn.Sequential(made, nn.Flatten(), head).double().eval(), (2, 5)) for made in kinds]
     for one, other in itertools.combinations(programs, 2):
-        assert first_difference(one, other) is not None
-    assert first_difference(programs[0], lower(nn.Sequential(kinds[0], nn.Flatten(), head), (2, 5))) is None
+        assert first_different_node(one, other) is not None
+    assert first_different_node(programs[0], lower(nn.Sequential(kinds[0], nn.Flatten(), head), (2, 5))) is None
 
 
 def test_both_convolutions_are_asked_for_their_backend(monkeypatch):

@@ -62,6 +62,15 @@ def test_help_shows_the_defaults_of_the_preset(capsys, monkeypatch):
     assert re.search(rf"--epochs INT.*?default: {preset('short').epochs}\)", short, re.DOTALL)
 
 
+def test_help_is_broken_at_the_width_of_the_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert "without a split, else its --split images. Classes" in call(capsys, "certify", "--help")[1]
+    text = call(capsys, "train", "--help")[1]
+    assert "Other options take precedence. Default: 10m, unless a preset, epochs or an architecture" in text
+    assert '48x64, without keeping their aspect ratio; "original" keeps their size. The run' in text  # of the recipe
+    assert "changes the time. With --preset paper, or --model" in text
+
+
 def test_lists(capsys):
     assert call(capsys, "--version")[1] == f"onelip {__version__}\n"
     assert "aol-small" in json.loads(call(capsys, "models", "--json")[1])

@@ -56,6 +56,10 @@ def test_plain_weights_load_into_any_map():
     plain = onelip.bake(network(side="inputs"))
     own = network(side="outputs")
     own.load_state_dict(plain.state_dict())
+    for loaded, given in ((own[0], plain[0]), (own[3], plain[3])):
+        factor = (loaded.weight / given.weight).flatten()
+        torch.testing.assert_close(factor, factor[:1].expand_as(factor))  # the same weight up to one factor
+        assert torch.equal(loaded.bias, given.bias)
 
 
 def test_a_damaged_tag_and_a_missing_one_raise():

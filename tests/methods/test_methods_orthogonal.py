@@ -2,7 +2,6 @@
 
 import copy
 import math
-from fractions import Fraction
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.parametrization import bound_by_construction, find_parametrization, original_of
-from onelip.methods import Bjorck, aoc, bcop, bjorck, cholesky, get_method, last_layer, oni, soc
+from onelip.methods import aoc, bcop, bjorck, cholesky, get_method, last_layer, oni, soc
 
 METHODS = [get_method(name) for name in ("bjorck", "oni", "cholesky", "bcop", "aoc", "soc", "lln")]
 
@@ -141,25 +140,7 @@ def test_unit_rows_are_not_1_lipschitz():
     assert 3 - 1e-12 <= norm <= bound_by_construction(layer).constant
 
 
-def test_pair_distances_are_rounded_up():
-    rows = torch.randint(-5, 6, (7, 11)).double() / 8
-    found = last_layer.pair_distances(rows)
-    torch.testing.assert_close(found, torch.cdist(rows, rows))
-    for i in range(7):
-        for j in range(7):
-            pairs = zip(rows[i].tolist(), rows[j].tolist(), strict=True)
-            square = sum((Fraction(a) - Fraction(b)) ** 2 for a, b in pairs)
-            assert Fraction(float(found[i, j])) ** 2 >= square
-    assert last_layer.pair_distances(rows * torch.nan).isnan().all()
-
-
-def test_normalise_the_last_layer_of_a_model():
-    model = nn.Sequential(bjorck(nn.Linear(4, 4)), nn.ReLU(), bjorck(nn.Linear(4, 6)))
-    assert last_layer.normalise_last_layer(model) is model
-    assert isinstance(find_parametrization(model[2]), last_layer.UnitRows)
-    assert isinstance(find_parametrization(model[0]), Bjorck)
-    with pytest.raises(UnsupportedLayer, match="Linear layer at its end"):
-        last_layer.normalise_last_layer(nn.Conv2d(1, 1, 1))
+def test_rows_of_convolutions_are_not_normalised():
     with pytest.raises(UnsupportedLayer, match="expected Linear for last-layer normalisation, got Conv2d"):
         last_layer.lln(nn.Conv2d(1, 1, 1))
 

@@ -248,7 +248,8 @@ def test_closure_and_schedulers():
         loss.backward()
         return loss
 
-    assert optimizer.step(closure).item() >= 0
+    expected = model(torch.ones(2, 2, 6, 6)).square().sum().item()
+    assert optimizer.step(closure).item() == pytest.approx(expected)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.025
 

@@ -316,7 +316,10 @@ def test_narrow_networks_can_be_built():
         for row in experiment.trained:
             options = dict(option.split("=") for option in narrower(model_options(row.model), 1 / 8))
             with torch.device("meta"):
-                create_model(row.model, num_classes=100, **{key: int(value) for key, value in options.items()})
+                narrow = create_model(row.model, num_classes=100, **{key: int(value) for key, value in options.items()})
+                full = create_model(row.model, num_classes=100)
+            sizes = [sum(p.numel() for p in model.parameters()) for model in (narrow, full)]
+            assert sizes[0] < sizes[1] / 16, row.model
 
 
 # Several processes, and the file for a queue.

@@ -163,7 +163,7 @@ class AttackResult:
         return f"{text}; {found['attacked']} certified, {found['broken']} broken{ratios}"
 
 
-class Claims(NamedTuple):
+class ClaimedRadii(NamedTuple):
     """Classes and radii claimed by a certificate."""
 
     classes: Tensor  # (N) int64
@@ -171,7 +171,7 @@ class Claims(NamedTuple):
     pixels: tuple[int | None, ...]  # the same for uint8 images
 
 
-def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
+def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> ClaimedRadii:
     """Read the results for consecutive images from a certificate file.
 
     The certificate is not checked (use `onelip check`), but it must be for the weights of `run` and for these images.
@@ -215,4 +215,4 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> Claims:
             f"{path}: expected results for the first {part.stop} images in order, got {len(indices)}; use --limit "
             f"{max(1, count - part.start)}"
         )
-    return Claims(classes[part], radii[part], pixels[part])
+    return ClaimedRadii(classes[part], radii[part], pixels[part])

@@ -216,7 +216,7 @@ class _Search:
 
         Args:
             V: with the angles that are left.
-            factor: what the arcs before leave of S.
+            factor: the part of S that the arcs before leave.
             values: of ||V||^2, about, on the grid of its angles, if they were computed.
             half: whether half of the first circle is enough.
             is_last: whether arcs of the angles before are too short to be halved.
@@ -249,7 +249,7 @@ class _Search:
             at, more = _at(V, quarter, c), None
             if at.ndim > 3 and not is_short:
                 more = _top(_grid(at, half=False)[0], 8)[0].max(1)
-            # What is only just below would take long to prove.
+            # A value that is only just below S would take long to prove.
             if more is None or more.max() * (1 + self.tolerance / 4) <= self.square * both:
                 found = self._cover(at, both, more, is_last=is_last and is_short)
                 if found is not None:

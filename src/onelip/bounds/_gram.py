@@ -19,7 +19,7 @@ Note [Schur]
     every other q proves something.
 
 Note [Rounding of the Schur test]
-    Float64, u = 2^-53, gamma_n = n u / (1 - n u). Let M_1 = G, M_{t+1} = M_t M_t be exact and H_t what was computed. An
+    Float64, u = 2^-53, gamma_n = n u / (1 - n u). Let M_1 = G, M_{t+1} = M_t M_t be exact and H_t the computed one. An
     inner product of n terms, added in any order, with or without fused operations, is off by at most gamma_n times the
     inner product of the magnitudes. So entry by entry
 
@@ -29,9 +29,9 @@ Note [Rounding of the Schur test]
 
         d_1 = gamma_m N(|W|^T |W|),        d_{t+1} = gamma_n N(H_t)^2 + d_t (2 N(H_t) + d_t),
 
-    and N(M_t) <= N(H_t) + d_t is what is proved. N(|W|^T |W|) <= N(s^T s) with s_rc = sum over taps of |W_rct|. A sum
+    and N(M_t) <= N(H_t) + d_t is the proved bound. N(|W|^T |W|) <= N(s^T s) with s_rc = sum over taps of |W_rct|. A sum
     of n non-negative terms loses at most a factor (1 - u) with each rounding, so the true one is at most (1 + gamma_n)
-    times the computed one. What is left are a few scalars, and these are fractions.
+    times the computed one. The remaining scalars are computed as fractions.
 
     Products that underflow, and weights too small to matter (see `onelip.core.floats.scaled`), change an entry of G by
     less than 2^-930 for each product. Entries are then multiplied by at most q_j / q_i <= 2^100 and added up, less than
@@ -52,7 +52,7 @@ Note [Residual]
         |E| <= |(S - delta) I - G - A| + |A - P| + |P - R^T R|
             <= 2 u S I + gamma_m |W|^T |W| + (1 + 2u) |D| + gamma_n |R|^T |R|,
 
-    because |A_ii| <= S where R is real (and a larger A_ii shows up in the first term: u |A_ii| is what is added).
+    because |A_ii| <= S where R is real (a larger A_ii adds u |A_ii| to the first term).
 """
 
 import itertools
@@ -168,7 +168,7 @@ def scaling_of(sums: Tensor) -> Tensor:
 def _perron(sums: Tensor) -> Tensor:
     """Power iteration on every block of channels that meet; columns of zeros get 1."""
     blocks = connected_blocks(sums)
-    # What all diagonal entries have in common changes no eigenvector, and without it the iteration is faster.
+    # The common part of all diagonal entries changes no eigenvector, and without it the iteration is faster.
     common = sums.diagonal(dim1=1, dim2=2).amin(1, keepdim=True)
     s = torch.ones_like(common.expand(sums.shape[:2]))
     for _ in range(_ITERATIONS):
@@ -176,7 +176,7 @@ def _perron(sums: Tensor) -> Tensor:
         ratio = product / s
         product = product - common * s
         top = block_maximum(product, blocks)
-        # A quarter stays, so that channels which only meet in turns (a bipartite graph) do not swing for ever.
+        # A quarter stays, so that the iteration does not oscillate for bipartite graphs of channels.
         renewed = torch.where(top > 0, 0.75 * product / top + 0.25 * s, s)
         if not bool((block_maximum(ratio, blocks) > -_CONVERGED * block_maximum(-ratio, blocks)).any()):
             break
@@ -189,7 +189,7 @@ def norm_of_square(K: Tensor, grams: list[Gram], q: Tensor) -> Fraction:
 
     Args:
         K: the kernel (g, *taps, rows, columns), its largest entry between 1 and 2.
-        grams: what was computed of G, G^2, G^4, ...
+        grams: the computed G, G^2, G^4, ...
         q: integers (g, columns).
     """
     g, *taps, R, C = K.shape
@@ -216,7 +216,7 @@ def _largest_ratio(products: Tensor, q: Tensor, roundings: int) -> Fraction:
     return Fraction(float(ratio.max())) * (1 + gamma(roundings + 1))
 
 
-# How far above the estimated largest eigenvalue S is tried. The first is meant to work; 2^-31 of it are spent on delta.
+# Relative distances of S above the estimated largest eigenvalue, in the order they are tried. The first should work.
 _GAPS = (2.0**-30, 2.0**-26, 2.0**-21, 2.0**-16)
 _LANCZOS_STEPS = 120
 _SMALL = 200  # up to this many columns all eigenvalues are computed

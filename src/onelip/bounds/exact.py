@@ -1,7 +1,7 @@
 """||W||^2 <= square as a fraction, proved in integers: no rounding anywhere, and so no error analysis.
 
 Stored weights are integers times one power of two, W = 2^e M. With G = M^T M in integers (python-flint), and G as a
-kernel over offsets for convolutions, a witness of `onelip.bounds.fast` is evaluated as it stands:
+kernel over offsets for convolutions, a witness of `onelip.bounds.fast` is evaluated without any change:
 
     schur       square = max_i sum_j |G_ij| q_j / q_i * 4^e                             for t = 1 step
                 square = v^2, v the least float64 with v^(2^t) >= max_i sum_j |M_t|_ij q_j / q_i, M_{t+1} = M_t M_t
@@ -40,7 +40,7 @@ def exact_bound(weight: Tensor, geometry: Geometry, witness: Witness | None = No
     Args:
         weight: the stored weight, float16, bfloat16, float32 or float64.
         geometry: how the layer acts.
-        witness: what to prove; by default the best that `bound_weight` finds.
+        witness: the witness to prove; by default the best that `bound_weight` finds.
 
     Raises:
         ProofFailed: if the witness does not prove its claim.
@@ -117,9 +117,9 @@ def _integer_kernels(numbers: floats.Dyadic, geometry: Geometry, side: str) -> t
     exponent = int(exponents[present].min())
     shift = np.where(present, exponents - exponent, 0)
     if numbers.top + 1 - exponent > _INT64_DIGITS:
-        mantissa, shift = mantissa.astype(object), shift.astype(object)  # Python's integers have no end
+        mantissa, shift = mantissa.astype(object), shift.astype(object)  # Python's integers are unbounded
     integers = np.concatenate([np.zeros(1, mantissa.dtype), mantissa << shift])
-    # Where each number goes is asked of the geometry itself; 0 stands for taps that some phases do not have.
+    # The geometry itself shows where each number goes; 0 stands for taps that some phases do not have.
     place = torch.arange(1, len(integers)).reshape(numbers.mantissa.shape)
     places = geometry.to_kernel(place, side).numpy()  # (g, rows, columns, *taps)
     rows, columns = places.shape[1:3]
@@ -212,7 +212,7 @@ def _require_above(S: Fraction, G: Any, exponent: int) -> None:
     """Prove G 4^exponent <= S I."""
     flint = _flint()
     n = G.nrows()
-    # In units of 4^p the claim is between 1/4 and 4, so that floats can hold what they are asked to factor.
+    # In units of 4^p the claim is between 1/4 and 4, so that the matrix to factor is within the range of floats.
     p = (S.numerator.bit_length() - S.denominator.bit_length()) // 2
     R = _factor(S / Fraction(4) ** p, G, exponent - p)
     # Everything in units of 4^w, in which both products are integers.

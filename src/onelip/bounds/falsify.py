@@ -1,11 +1,11 @@
-"""The attempt to refute a proof, through which every public bound goes before it is returned.
+"""Try to refute a proof by measurements; every public bound is tested like this before it is returned.
 
 A ratio ||f(x) - f(y)|| / ||x - y|| that was measured is a lower bound of every Lipschitz constant of f. Here ratios are
 measured in float64 for every step of a program and for the whole, between points at several distances, in directions
-that power steps on the derivative find. If one is above what was proved, a rule is wrong, or a module states a constant
-that does not hold: `UnsoundBound` instead of an answer. The other way round nothing follows: no ratio is a proof.
+that power steps on the derivative find. If a ratio is above the proved constant, a rule is wrong, or a module states a
+wrong constant, and `UnsoundBound` is raised. If none is, nothing is proved: a ratio is never part of a bound.
 
-Derivatives only choose directions. What torch gives for one need not be the derivative of what it computes.
+Derivatives only choose directions, since a derivative from torch need not be that of the computed function.
 
 Note [Slack]
     Rounding must not refute a true bound. Let c be the proved constant of a step. Its result y, computed from operands
@@ -13,9 +13,9 @@ Note [Slack]
     the largest such number of its operands: shifting operands by t c_i shifts the result by at most t c. For two
     points both are allowed, times c. UNIT = 2^-36 is 2^17 roundings of float64. A sum of n products is off by n
     roundings of the sum of their magnitudes, which is at most sqrt(n) times c |z|: so it covers the worst case for n up
-    to 2^11, and what is seen in practice (sqrt(n) instead of n) far beyond any layer. Distances are computed with
+    to 2^11, and the usual case (sqrt(n) instead of n) far beyond any layer. Distances are computed with
     relative errors of a few times sqrt(n) 2^-53; SLACK = 2^-30 covers these. Constants below 2^-900 are not tested:
-    float64 has no relative precision there. A bound that is too small by less than about 1e-6 is not found out.
+    float64 has no relative precision there. A bound that is too small by less than about 1e-6 is not detected.
 """
 
 import functools
@@ -37,7 +37,7 @@ from onelip.core.state import uncached
 UNIT = 2.0**-36
 _SLACK = 2.0**-30
 _SMALLEST = 2.0**-900
-_REALISTIC = 2.0**-8  # the share of UNIT that is taken off a ratio which is only shown
+_REALISTIC = 2.0**-8  # the share of UNIT that is subtracted from a ratio that is only shown
 _FEW = 3  # power steps at every point
 _SCALES = (10.0, -100.0, 1000.0)  # a wrong rule may hold near the example and fail far away
 _STEP = 2.0**-10  # distance of the points of a pair, relative to their length: far above rounding, small for a slope
@@ -50,9 +50,9 @@ class Claim:
     Attributes:
         title: for messages.
         inputs: the steps that it reads; the input of the program is step 0.
-        run: from the values of these, in float64 with a batch axis, to its own.
-        constant: proved, from the input of the program up to here; None: nothing is claimed.
-        factor: proved of the step by itself, for steps with one operand.
+        run: computes its value from the values of `inputs`, in float64 with a batch axis.
+        constant: proved constant from the input of the program to this step; None if nothing is claimed.
+        factor: proved constant of the step alone, for steps with one operand.
     """
 
     title: str
@@ -408,9 +408,9 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
     """Try to refute a constant of a linear layer of torch, with the weight that it has in eval mode.
 
     Args:
-        module: of LINEAR_LAYERS; one whose forward is another than torch's is left out.
-        constant: what is claimed.
-        input_size: of images; by default such that the kernel fits in three times.
+        module: of LINEAR_LAYERS; a layer whose forward is not that of torch is skipped.
+        constant: the claimed constant.
+        input_size: of images; by default three times the size of the kernel.
 
     Raises:
         UnsoundBound: if a measured ratio is above it.
@@ -447,7 +447,7 @@ def falsify_module(module: nn.Module, constant: float) -> None:
 
     Args:
         module: from one tensor to one tensor, with the batch as the first axis.
-        constant: what is claimed.
+        constant: the claimed constant.
 
     Raises:
         UnsoundBound: if a measured ratio is above it.

@@ -2,10 +2,10 @@
 
 Several proofs are tried and the smallest bound is taken:
 
-    schur        the scaled Schur test on the Gram operator: what AOL is built on, so its layers come out as 1 + 1e-10
+    schur        the scaled Schur test on the Gram operator, the basis of AOL: the bound of an AOL layer is 1 + 1e-10
     cholesky     for matrices: the largest singular value itself, up to about 1e-9
     frequencies  for convolutions: the norm up to 0.2 %, from the matrices at a few hundred frequencies
-    gram t       the Schur test on the power 2^(t-1) of the Gram operator, where there are too many channels for that
+    gram t       the Schur test on the power 2^(t-1) of the Gram operator, with too many channels for frequencies
 
 Each is proved again in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot be larger
 there: both evaluate the same expression, one of them rounded up.
@@ -152,7 +152,7 @@ def _powers(K: Tensor, start: Gram, side: str, exponent: int, effort: Effort, st
         grams.append(gram(kernel, keep=step < steps and _is_used_again(kernel, effort)))
         try:
             found[f"gram {step} {side}"] = _schur(K, grams, side, exponent)
-        except OverflowError:  # a power out of range; what is proved already stays
+        except OverflowError:  # a power out of range; earlier bounds are kept
             break
     return found
 

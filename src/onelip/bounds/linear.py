@@ -1,10 +1,10 @@
-"""||J|| <= value for a whole layer of torch: its stored weights, its geometry, and what its padding copies.
+"""||J|| <= value for a whole layer of torch: its stored weights, its geometry, and the copies that its padding makes.
 
 Padding by copies of pixels: ||J||^2 <= multiplicity * ||T||^2, where T is the convolution itself. Reflect and replicate
 padding write pixels several times: the padding map P has one 1 in each row, so P^T P is diagonal with the number of
 copies of each pixel, and ||P||^2 is the largest. Circular padding wider than dilation * (kernel_size - 1) computes some
 outputs several times: the layer is the periodic operator with rows repeated, and the same argument holds on the output
-side. Per axis these are maps of their own, so multiplicities multiply.
+side. Each axis has its own map, so multiplicities multiply.
 """
 
 import dataclasses
@@ -134,7 +134,7 @@ def padding_factor(module: nn.Module, input_size: int | Sequence[int] | None = N
 
 
 def _repeated_outputs(size: int | None, excess: int, least: int, stride: int) -> int:
-    """How often an output is computed, among the size + excess ones of which every stride-th is kept."""
+    """The number of times an output is computed: of size + excess outputs, every stride-th is kept."""
     if excess <= 0:
         return 1
     if size is None:
@@ -169,7 +169,7 @@ def _geometry_with_zeros(module: nn.modules.conv._ConvNd) -> Geometry:
 
 
 def geometry_without_copies(module: nn.Module, input_size: int | Sequence[int] | None = None) -> Geometry:
-    """The geometry of the operator that `padding_factor` is a factor to."""
+    """The geometry of the operator without copies, whose bound `padding_factor` multiplies."""
     if not isinstance(module, nn.modules.conv._ConvNd) or module.padding_mode == "zeros":
         return geometry_of(module, input_size)
     geometry = _geometry_with_zeros(module)

@@ -1,11 +1,11 @@
-"""What a bound of a layer says, and what somebody else needs to prove it again.
+"""Bounds of layers, and their witnesses: the numbers from which a checker can prove a bound again.
 
-Three kinds of proof are used, all of the form "any helper will do, and checking it is the proof": for the Gram operator
-G = W^T W of a layer
+There are three kinds of proof. Each holds for any value of its witness (q, R or the frequencies), so checking the
+inequality is the proof. For the Gram operator G = W^T W of a layer,
 
     schur        ||W||^2 <= max_i sum_j |G_ij| q_j / q_i            for every q > 0, and the same for powers of G
-    cholesky     ||W||^2 <= S     if S I - G - R^T R is small, for whatever matrix R
-    frequencies  ||W||^2 <= S     if the matrices of W at some frequencies are below S by as much as lies between them
+    cholesky     ||W||^2 <= S     if S I - G - R^T R is small, for any matrix R
+    frequencies  ||W||^2 <= S     if the matrices of W at some frequencies are below S by a margin for all others
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fractions import Fraction
 
 
 class ProofFailed(ValueError):
-    """A witness does not prove what it claims."""
+    """A witness does not prove its claim."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Witness:
         scale: for "schur": positive integers q, one tuple per group, in the order of the columns of
             `Geometry.to_kernel`, that is (channel, phase).
         square: for "cholesky" and "frequencies": the claim S, ||W||^2 <= S; for the latter the square of a float64.
-        tree: for "frequencies": which ones, Note [Points] in `onelip.bounds._frequencies`.
+        tree: for "frequencies": the frequencies, Note [Points] in `onelip.bounds._frequencies`.
     """
 
     kind: str

@@ -25,7 +25,7 @@ from onelip.core.state import unchanged
 from onelip.graph.calls import Call, Graph
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
 from onelip.graph.step import StepBound
-from onelip.graph.trace import check_model, trace
+from onelip.graph.trace import check_is_module, trace
 from onelip.graph.walk import walk
 from onelip.nn.channels import Normalize
 
@@ -161,7 +161,7 @@ def audited(
 ) -> tuple[Audit, Claims]:
     """`audit`, and the claims that were tested."""
     say = progress or (lambda line: None)
-    check_model(model)
+    check_is_module(model)
     findings = _findings_before(model, example_input, normalize)
     whole = model
     if normalize is not None:
@@ -267,7 +267,7 @@ def _findings_before(model: nn.Module, example: Tensor, normalize: Any) -> list[
     for name, module in model.named_modules():
         findings += _misplaced(name, module)
     if model.training and any(isinstance(m, nn.modules.batchnorm._NormBase | nn.Dropout) for m in model.modules()):
-        findings.append("the model is in training mode; what is audited is its eval mode: call model.eval()")
+        findings.append("the model is in training mode, and the audit is about its eval mode: call model.eval()")
     return findings
 
 

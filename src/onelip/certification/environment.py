@@ -1,9 +1,9 @@
-"""Programs that the sound mode rejects: those whose arithmetic is not that of Note [Arithmetic].
+"""Reject programs whose arithmetic is not that of Note [Arithmetic] in core/rounding.py, which the sound mode assumes.
 
 The note allows any order of summation, but only sums of products. Fast convolutions (Winograd in NNPACK, algorithms of
 oneDNN and cuDNN) compute something else, and TF32, bfloat16 and autocast round differently. All of these are for other
-dtypes than float64: for float64 on the CPU, torch uses im2col and a matrix multiplication. Here torch is asked for the
-backend of each layer, to be sure.
+dtypes than float64: for float64 on the CPU, torch uses im2col and a matrix multiplication. `check_backends`
+asks torch for the backend of each layer, to be sure.
 """
 
 import itertools
@@ -26,7 +26,7 @@ def check_sound(model: nn.Module) -> None:
     """Reject a model that is not a float64 program on the CPU in eval mode.
 
     Raises:
-        ProofError: if it is none; the message says what to do.
+        ProofError: if it is not; the message names the fix.
     """
     if not isinstance(model, nn.Module):
         raise ProofError(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")

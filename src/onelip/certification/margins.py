@@ -107,7 +107,7 @@ def _reaches(radii: Tensor, radius: float, inclusive: bool) -> Tensor:
 
 
 def radius_fraction(radius: float) -> Fraction:
-    """The radius that is meant: k/255 if the number is the float next to it, else the decimal it is written as.
+    """The exact radius of a float: k/255 if the float is the nearest one to it, else the decimal that Python prints.
 
     Examples:
         >>> radius_fraction(36 / 255), radius_fraction(0.1)

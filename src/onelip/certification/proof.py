@@ -1,8 +1,8 @@
 """The proof of a network: a bound for every layer, the recursion of rounding errors, and the constants of its logits.
 
-It is about the weights, not about an image, so it is computed once for all images of a shape. "fast" bounds layers in
-float64 with rigorous error terms, "exact" in rational arithmetic (python-flint), which certificate files need; both are
-proofs.
+It is about the weights, not about an image, so it is computed once for all images of a shape. Layers are bounded in
+float64 with rigorous error terms, or with `exact=True` in rational arithmetic (python-flint), which certificate files
+need. Both are proofs.
 """
 
 import functools
@@ -190,19 +190,19 @@ def check_same(proof: Proof, plain: nn.Module, shape: tuple[int, ...]) -> None:
             f"expected images of the proof's shape {proof.program.input_shape}, got {shape}; "
             "prove the model for this shape"
         )
-    if (changed := first_difference(proof.program, program_of(plain, shape))) is not None:
+    if (changed := first_different_node(proof.program, program_of(plain, shape))) is not None:
         raise ProofError(
             f"expected the program that was proved, got a model that is another one now: {changed}; prove it again"
         )
 
 
-def first_difference(one: Program, other: Program) -> str | None:
+def first_different_node(one: Program, other: Program) -> str | None:
     """Describe the first difference of two programs, in operations, settings or numbers; None if they are the same.
 
     Examples:
         >>> from onelip.graph.kinds import Abs, Input, Relu
         >>> one, other = (Program((Input((), (2,)), kind((0,), (2,), "act"))) for kind in (Relu, Abs))
-        >>> first_difference(one, other)
+        >>> first_different_node(one, other)
         "node 1 (relu at 'act'): expected op 'relu', got 'abs'"
     """
     for index, (a, b) in enumerate(zip(one.nodes, other.nodes, strict=False)):

@@ -71,10 +71,10 @@ def summary(model: nn.Module) -> Summary:
     """Summarise the Lipschitz constant that each module has by construction.
 
     Linear layers without a method are bounded by their stored weights if these need no gradient, else not at all:
-    training would change them. Only modules are evaluated, not what a `forward` of your own does with them. Every
-    constant is compared with ratios that are measured on copies of the module: of linear layers with their weights, of
-    others on the first of some usual shapes that they accept. A module of your own that accepts none of these is not
-    measured; `onelip.audit` runs it on your images.
+    training would change them. Only modules are evaluated, not the operations between them in a `forward` of your own.
+    Every constant is compared with ratios that are measured on copies of the module: of linear layers with their
+    weights, of others on the first of some usual shapes that they accept. A module of your own that accepts none of
+    these is not measured; `onelip.audit` runs it on your images.
 
     Raises:
         UnsoundBound: if a measurement contradicts a constant: a mistake in the library.

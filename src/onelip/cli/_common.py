@@ -1,7 +1,11 @@
 """Shared parts of the commands: options and their checks, tables and progress for terminals, and data of runs."""
 
+import ast
 import dataclasses
 import difflib
+import functools
+import inspect
+import itertools
 import json
 import shutil
 import sys
@@ -76,7 +80,28 @@ def parse(kind: type[T], command: str, arguments: Sequence[str], default: T | No
     """Fill the dataclass of a command from its arguments; a usage error exits with code 2."""
     _check_names(kind, command, arguments)
     settings: dict[str, Any] = {} if default is None else {"default": default}
+    if "-h" in arguments or "--help" in arguments:
+        settings["description"] = _join_lines(kind)
     return tyro.cli(kind, args=list(arguments), prog=f"onelip {command}", **settings)
+
+
+@functools.cache
+def _join_lines(kind: type) -> str:
+    """Make one line of the docstring of each option: tyro would break it where the source does.
+
+    Returns:
+        The docstring of the class, with one line for each paragraph.
+    """
+    (source,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(source, ast.ClassDef)
+    for option, text in itertools.pairwise(source.body):
+        if isinstance(option, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            name, help = ast.unparse(option.target), " ".join(str(text.value.value).split())
+            kind.__annotations__[name] = Annotated[kind.__annotations__[name], tyro.conf.arg(help=help)]
+    for inner in get_type_hints(kind).values():
+        if dataclasses.is_dataclass(inner):
+            _join_lines(inner)
+    return "\n\n".join(" ".join(text.split()) for text in (inspect.getdoc(kind) or "").split("\n\n"))
 
 
 def _check_names(kind: type, command: str, arguments: Sequence[str]) -> None:
@@ -162,7 +187,7 @@ def listing(heads: Sequence[str], rows: Sequence[Sequence[str]], keep: int, widt
 
 
 def described(facts: Iterable[tuple[str, str]], width: int) -> str:
-    """Labels with prose beside them; empty prose is left out.
+    """Labels with texts beside them; a label with an empty text is left out.
 
     Examples:
         >>> print(described([("guarantee", "proved"), ("note", "")], 80))

@@ -27,7 +27,7 @@ from onelip.core.errors import RecipeError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from onelip.attacks.result import AttackResult, Claims
+    from onelip.attacks.result import AttackResult, ClaimedRadii
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     command = parse(Attack, "attack", arguments)
     _check(command)
 
-    from onelip.attacks.result import Claims, read_claims
+    from onelip.attacks.result import ClaimedRadii, read_claims
     from onelip.certification.margins import PAPER_RADII
     from onelip.certification.predict import certify
     from onelip.training.build import load_run, load_run_data
@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
     with StageProgress() as progress:
         if command.certificate is None:
             certified = certify(network, images, batch_size=command.batch_size, progress=progress)
-            claims = Claims(certified.classes, certified.radii, certified.pixels)
+            claims = ClaimedRadii(certified.classes, certified.radii, certified.pixels)
         else:
             claims = read_claims(command.certificate, command.run, data.test_images, part)
         found = _attack(command, network, images, claims, progress)
@@ -138,7 +138,7 @@ def _check(command: Attack) -> None:
 
 
 def _attack(
-    command: Attack, network: "nn.Module", images: "Tensor", claims: "Claims", progress: StageProgress
+    command: Attack, network: "nn.Module", images: "Tensor", claims: "ClaimedRadii", progress: StageProgress
 ) -> "AttackResult":
     from onelip.attacks import attack, with_foolbox
 

@@ -98,7 +98,7 @@ class Plan:
         return self.recipe.replace(method=PLAIN)
 
     def to_json(self) -> dict[str, Any]:
-        """What a later session must agree with; the methods are in the rows."""
+        """The settings that a later session must have too; the methods are in the rows."""
         return {"budget": self.budget.text, "recipe": self.recipe.to_json()}
 
     def check_continues(self, kept: object, where: str) -> None:

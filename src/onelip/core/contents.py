@@ -288,7 +288,7 @@ def _function(function: types.FunctionType, keep: Copies | None) -> Parts:
     return Parts((id(function.__code__), id(function.__globals__)), children, restore)
 
 
-# What the import system stores in a module.
+# Names that the import system stores in a module.
 _MODULE_FIELDS = {"__builtins__", "__cached__", "__file__", "__loader__", "__name__", "__package__", "__spec__"}
 
 
@@ -304,7 +304,7 @@ class Globals:
             raise Incomparable("its code looks up modules by name")
         package = self.scope.get("__package__") or ""
         self.imported = [found for name in imported for found in _imported(name, package)]
-        # Code that asks for the namespace itself may use every name.
+        # Code that reads the namespace itself may use every name.
         self.names = sorted(self.scope.keys() - _MODULE_FIELDS if names & {"globals", "exec", "eval"} else names)
 
     def places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -433,7 +433,7 @@ def _thread_local(local: threading.local, keep: Copies | None) -> Parts:
 
 
 def _logger(logger: logging.Logger, keep: Copies | None) -> Parts:
-    """What somebody has put there; its own attributes do not act on results."""
+    """The attributes that a user has added to a logger; its own do not change results."""
     own = vars(logging.Logger(""))
     return Parts(None, [(f".{name}", value) for name, value in vars(logger).items() if name not in own])
 
@@ -462,7 +462,7 @@ def _lock(lock: Any, keep: Copies | None) -> Parts:
     return Parts(re.sub(r" at 0x\w+|owner=\d+", "", repr(lock)))
 
 
-# What Python itself stores in a class.
+# Names that Python itself stores in a class.
 _CLASS_FIELDS = frozenset(
     f"__{name}__"
     for name in (

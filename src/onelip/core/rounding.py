@@ -50,22 +50,6 @@ def up(x: Fraction) -> float:
     return value
 
 
-def below(x: Fraction) -> float:
-    """Return the largest float strictly below x.
-
-    Raises:
-        OutOfRange: if x is outside the range of float64.
-
-    Examples:
-        >>> below(Fraction(1)) == 1 - 2**-53
-        True
-    """
-    value = _nearest(x)
-    while Fraction(value) >= x:
-        value = math.nextafter(value, -math.inf)
-    return value
-
-
 def up_root(square: Fraction) -> float:
     """Return the smallest float whose square is at least `square`.
 

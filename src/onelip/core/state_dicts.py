@@ -106,7 +106,7 @@ def settings_difference(saved: Tensor, own: Tensor) -> str | None:
 
 
 def _difference(saved: Tensor, own: dict[str, Any]) -> str | None:
-    """What to tell the user if the saved settings are not the own ones; None if they are."""
+    """The message for a layer whose settings differ from the saved ones; None if they agree."""
     try:
         theirs = json.loads(bytes(saved.tolist()))
         if all(theirs.get(name) == own.get(name) for name in {**theirs, **own}):  # None is the same as absent
@@ -129,7 +129,7 @@ def _shown(settings: dict[str, Any], names: list[str]) -> str:
 def accept_plain_weights(module: nn.Module) -> None:
     """Let a parametrized layer accept Parameters by assignment and plain weights from a state dict.
 
-    A layer that is pickled as a whole raises an error that says what to do.
+    Pickling such a layer as a whole raises an error that names the alternative.
     """
     kind: Any = type(module)  # the class that torch created for this layer and its copies
 

@@ -1,4 +1,4 @@
-"""Products of convolution operators as kernels: the Gram operator, and an operator times such a one."""
+"""Products of convolution operators as kernels: the Gram operator P^T P, P^T D, and P G for a Gram operator G."""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -233,7 +233,7 @@ def _is_affine(layer: nn.Module, shape: torch.Size) -> bool:
 
 
 def _tridiagonal(gram: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
-    """The matrix of a symmetric operator in the Krylov space of the unit vector v, orthogonalised twice."""
+    """The tridiagonal matrix of a symmetric operator in the Krylov space of the unit vector v, orthogonalised twice."""
     basis, diagonal, off = [v.flatten()], [], []
     for _ in range(_LANCZOS_STEPS):
         w = gram(basis[-1].reshape(v.shape)).flatten()

@@ -1,11 +1,11 @@
 """Layers that stay single calls of a graph.
 
 Note [Leaves]
-    A linear layer says more as a module than as ATen calls (circular padding is one operator there, a copying pad and a
-    convolution here), and so does a layer of `onelip.nn`, which states a constant. These stay single calls: during the
-    trace their `forward` is one opaque operation. A layer with hooks, or with a forward that was replaced, is none of
-    these and is traced through; so is one that is called under autocast, under a mode of the user (TorchFunctionMode),
-    with another class or with replaced functions, since it computes something else there.
+    The bound of a linear layer is tighter as a module than as ATen calls: circular padding is part of one operator
+    there, and a pad that copies, followed by a convolution, here. A layer of `onelip.nn` states its constant. Such
+    layers stay single calls: during the trace their `forward` is one opaque operation. A layer with hooks or with a
+    replaced forward is traced through, since it may compute something else. So is a layer that is called under
+    autocast, under a mode of the user (TorchFunctionMode), with another class, or with replaced functions.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ _FUNCTIONS = dict(vars(nn.functional))
 
 
 def _is_intercepted() -> bool:
-    """Whether somebody else decides what the operations of torch do: by a mode, or by replaced functions."""
+    """Whether code outside of torch replaces the operations of torch, by a mode or by replaced functions."""
     modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
     kinds = map(type, modes)
     if not all(is_library(kind.__module__, kind.__qualname__, kind) for kind in kinds):
@@ -64,7 +64,7 @@ def _is_intercepted() -> bool:
 
 
 def as_one_operation(module: nn.Module, leaf: nn.Module, number: int) -> Callable[..., Tensor]:
-    """A forward for the copy that runs; it calls the operation that represents its leaf."""
+    """Return the forward of a leaf in the copy that runs: it calls the operation that represents the leaf."""
     own = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:

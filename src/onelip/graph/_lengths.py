@@ -1,8 +1,8 @@
 """Refuse programs that compute with the number of samples, or with the place of a sample in the batch.
 
 A bound is about one sample. So torch.export traces a model for an unknown number of samples s, and records each
-condition on s that the program asks for (`if x.shape[0] > 8`). It fails if the program needs s itself (`len(x)`). What
-is left are numbers and tensors that are computed from s:
+condition on s that the program asks for (`if x.shape[0] > 8`). It fails if the program needs s itself (`len(x)`). This
+module checks the numbers and tensors that are computed from s:
 
     x.view(x.shape[0], -1)                      s as a size: allowed
     x * (1 + x.shape[0] // 8)                   s as a value: refused

@@ -52,7 +52,7 @@ class Graph:
 
     calls: tuple[Call, ...]
     output: int
-    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch]
+    input_shape: tuple[int, ...]  # with the batch axis, see Note [Batch] in trace.py
 
     @property
     def batch(self) -> int:
@@ -73,7 +73,7 @@ def references(arguments: Any) -> list[Ref]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Ref)]
 
 
-def first_difference(one: Graph, other: Graph) -> Call | None:
+def first_different_call(one: Graph, other: Graph) -> Call | None:
     """The first call that differs between two traces of one model; None if none does."""
     for a, b in zip(one.calls, other.calls, strict=False):
         if (a.op, a.module, a.inputs, a.shape, a.dtype) != (b.op, b.module, b.inputs, b.shape, b.dtype):

@@ -85,7 +85,7 @@ class Node:
 
     @property
     def entries(self) -> int:
-        """How many numbers one output has."""
+        """Number of entries of one output."""
         return math.prod(self.shape)
 
     @property
@@ -304,7 +304,7 @@ class Normalize(Node):
     def bound(self, *before: NodeBound) -> NodeBound:
         mean, std = self.mean.values, self.std.values
         least = float(std.min())
-        # A deviation of 2^-500 or less could lift what x - mean loses by underflow above ETA.
+        # Dividing by a deviation of 2^-500 or less could make the underflow of x - mean larger than ETA.
         if not (least >= 2.0**-500 and is_below(std, LIMIT) and is_below(mean, LIMIT)):
             raise ProofError(
                 f"expected deviations above 0 and finite means, all below 2^500, got others at {self.title}; "
@@ -448,8 +448,8 @@ class Affine(Node):
 class Potential(Affine):
     """x - 2 V^T relu(V x + b) for a convolution V that keeps the size of its input; SLL and CPL blocks.
 
-    It is one node, since no sum of norms knows that both V are the same. For any two inputs
-    z - z' = (I - 2 V^T D V) (x - x') with a diagonal D of entries in [0, 1] (relu rises by at most what it is given),
+    It is one node: the bound uses that both V are the same, which a sum of two nodes would not. For any two inputs
+    z - z' = (I - 2 V^T D V) (x - x') with a diagonal D of entries in [0, 1] (the slopes of relu),
     and 0 <= V^T D V <= sigma^2, so its constant is c = max(1, 2 sigma^2 - 1), also around a circle. Its value at 0 is
     -2 V^T relu(b), hence norm = c norm_in + 2 sigma ||b||. What the program does starts from a computed x^ of size
     s = norm_in + error_in, and each line is the one before with its own rounding:

@@ -1,4 +1,4 @@
-"""Running programs: a traced graph in float64, and a model that must compute what its traced program does."""
+"""Run a traced graph in float64, and check that a model computes the same as its traced program."""
 
 import copy
 import math
@@ -82,17 +82,17 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class Reference:
-    """What the program gives, to compare a running model with.
+    """The outputs of a traced program, to compare those of a running model with.
 
     Args:
         claims: the program; its output has a constant.
-        dtypes: that the model computes in; the coarsest decides how far its outputs may be off.
+        dtypes: dtypes that the model computes in; the coarsest decides the tolerance.
     """
 
     def __init__(self, claims: Claims, dtypes: Iterable[torch.dtype]) -> None:
         self.claims = claims
         self.coarsest = max((torch.finfo(dtype) for dtype in dtypes if dtype.is_floating_point), key=lambda f: f.eps)
-        # 32 roundings of the model's own type for each step, and not less than 2^-4 of Note [Slack].
+        # 32 roundings of the model's own type for each step, and not less than 2^-4 of Note [Slack] (falsify.py).
         self.scale = max(2.0**-4, 16 * self.coarsest.eps / UNIT)
 
     @torch.no_grad()

@@ -38,8 +38,8 @@ class StepBound(Bound):
     """The bound of a call as a function of the model's input.
 
     Attributes:
-        factor: the bound of the call by itself, if it has one operand.
-        remark: what a user should know although there is a proof.
+        factor: the bound of the call alone, if it has one operand.
+        remark: a warning to the user about a bound that is proved, such as one that is too large to be useful.
         details: several bounds of one layer.
         is_refused: whether the call itself has no bound; False if only an operand has none.
         ancestor: an earlier call from whose constant the bound is computed, instead of from the operands.

@@ -41,7 +41,7 @@ from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_lea
 from onelip.graph._lengths import conditions_on_length, is_random
 from onelip.graph._masks import Masks
 from onelip.graph._reader import Reader
-from onelip.graph.calls import Call, Graph, first_difference
+from onelip.graph.calls import Call, Graph, first_different_call
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
@@ -96,7 +96,7 @@ def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
             used = fresh()
             _run_in_turn(used, example, paths)
         graph = read(used, example[:2])
-        if first is not None and (changed := first_difference(first, graph)) is not None:
+        if first is not None and (changed := first_different_call(first, graph)) is not None:
             raise CannotTrace(
                 "expected the same program at every call, got a different one at the second call, starting at "
                 f"{changed.place or 'the model'!r} ({changed.op}); the forward must not change what it reads"
@@ -109,7 +109,7 @@ def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
     return graph
 
 
-def check_model(model: object) -> None:
+def check_is_module(model: object) -> None:
     """Raise an error if the model is not a torch module."""
     if not isinstance(model, nn.Module):
         raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
@@ -125,7 +125,7 @@ def _check_modes(model: nn.Module) -> None:
 
 
 def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
-    check_model(model)
+    check_is_module(model)
     _check_modes(model)
     if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
         got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
@@ -152,7 +152,7 @@ def _plain(model: nn.Module, is_own: bool) -> nn.Module:
             f"expected a model with weights, got none in {uninitialized[0]!r}; run it once to initialise lazy layers"
         )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor) not in (Tensor, nn.Parameter):  # F.linear and all others ask such a class what to do
+        if type(tensor) not in (Tensor, nn.Parameter):  # such a class can replace F.linear and all other functions
             raise CannotTrace(
                 f"expected parameters and buffers that are plain tensors, got {type(tensor).__name__} in {name!r}, "
                 "which may compute something else (quantised, distributed); turn it into a plain tensor"
@@ -176,10 +176,10 @@ def _shared_copy(plain: nn.Module, parameters: Iterable[nn.Parameter], buffers: 
 
 
 def _running_copy(plain: nn.Module, leaves: list[nn.Module], paths: list[str]) -> nn.Module:
-    """What torch.export runs, with the leaves at the given paths as single operations."""
-    # torch.export puts tensors without values in place of the parameters of what it runs: a copy, so that the leaves
-    # keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`. Memory is
-    # shared: nothing runs on the numbers themselves.
+    """The copy that torch.export runs, with the leaves at the given paths as single operations."""
+    # torch.export replaces the parameters of the module that it runs by tensors without values. It runs a copy, so that
+    # the leaves keep theirs. The copy's own modules stay where they are, since a forward may read `self.layer.weight`.
+    # Memory is shared: nothing runs on the numbers themselves.
     running = _shared_copy(plain, plain.parameters(), plain.buffers())
     for number, path in enumerate(paths):
         running.get_submodule(path).__dict__["forward"] = as_one_operation(
@@ -205,7 +205,7 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> tuple[
         Whether the first run changes the state of the model, and whether any run draws random numbers of torch.
 
     Raises:
-        ChangingModel: if a later call changes what the model holds.
+        ChangingModel: if a later call changes the state of the model.
         CannotTrace: if the model does not take the example.
     """
     strict = [Snapshot(module, path) for path in leaves if not is_known(module := model.get_submodule(path))]
@@ -232,18 +232,18 @@ def _run_in_turn(model: nn.Module, example: Tensor, leaves: list[str]) -> tuple[
             # Errors are left to the export: a layer that states its constant may refuse to be differentiated.
             with contextlib.suppress(Exception), mode:
                 model(x.requires_grad_(torch.is_grad_enabled()).clone())
-            after.check()  # each time: what changes in turns is back after some calls
+            after.check()  # each time: a state that alternates is the same again after some calls
         return is_changed, after.draws()
 
 
 def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
-    """The functional ATen program of what runs; `plain` is the model itself, with single calls at some paths."""
+    """The functional ATen program of the running copy; `plain` is the model itself, with single calls at some paths."""
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
             program = _program(running, example.detach(), plain, leaves)
             conditions = conditions_on_length(program)
             if not _is_functional(program):
-                # An empty table of decompositions only rewrites what is done in place, and inlines regions (autocast).
+                # An empty table of decompositions only rewrites in-place operations, and inlines regions (autocast).
                 # It takes most of the time of tracing a small network, so it is left out where there is nothing to do.
                 program = program.run_decompositions({})
     except LeafRefused as refused:

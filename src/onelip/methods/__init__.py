@@ -61,6 +61,7 @@ from onelip.methods.projections import (
     SumBall as SumBall,
     clipping as clipping,
     lcc as lcc,
+    limit_batch_norm as limit_batch_norm,
     parseval as parseval,
     project as project,
     project_after as project_after,

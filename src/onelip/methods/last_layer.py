@@ -5,11 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry
-from onelip.core.parametrization import LipschitzParametrization, find_parametrization, working_type
+from onelip.core.parametrization import LipschitzParametrization, working_type
 from onelip.core.precision import full_precision
 from onelip.methods.numerics import of_moderate_size, stored_constant, widest_type
 from onelip.methods.registry import Layer, Method, attach_new, check_kind, register_method
@@ -29,8 +27,8 @@ class UnitRows(LipschitzParametrization):
     **Assumptions.** The layer is the last one of the network.
 
     **Guarantee.** The proved constant of the layer is $\sqrt{\mathrm{classes}}$, by the Frobenius norm. The layer is
-    *not* 1-Lipschitz, and the radius margin $/ (\sqrt 2 L)$ would be wrong. Certificates use `pair_distances`; the
-    field `certificate` of the method states it.
+    *not* 1-Lipschitz, and the radius margin $/ (\sqrt 2 L)$ would be wrong. Radii use the distances of
+    the rows instead: the field `certificate` of the method is "pairs".
 
     Singla, Singla, Feizi, "Improved deterministic l2 robustness on CIFAR-10 and CIFAR-100", ICLR 2022.
 
@@ -84,75 +82,12 @@ def lln(module: Layer, name: str = "weight") -> Layer:
         >>> layer = lln(nn.Linear(8, 100))
         >>> layer.weight.norm(dim=1).allclose(torch.ones(100))
         True
-        >>> bool(pair_distances(layer.weight).max() < 2.001)
+        >>> bool(torch.pdist(layer.weight).max() < 2.001)
         True
     """
     advice = "use it for the classifier only, and another method for the layers before"
     check_kind(module, (nn.Linear,), "last-layer normalisation", advice)
     return attach_new(UnitRows, module, name)
-
-
-def normalise_last_layer(model: nn.Module) -> nn.Module:
-    """Apply `lln` to the last Linear layer of a model, in place, and return the model.
-
-    A method that constrains the layer is removed first. Certify the result by the formula of `UnitRows`, where L is the
-    constant of the network before the layer.
-
-    Args:
-        model: a module with a Linear layer.
-
-    Returns:
-        The same model.
-
-    Raises:
-        onelip.UnsupportedLayer: if there is no Linear layer.
-
-    Examples:
-        >>> import onelip
-        >>> model = onelip.constrain(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 10)))
-        >>> normalise_last_layer(model)[2].weight.norm(dim=1).allclose(torch.ones(10))
-        True
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise UnsupportedLayer(
-            f"expected a model with a Linear layer at its end, got {type(model).__name__} without any; "
-            "add one, or keep the last layer of the method and the radius margin / (sqrt(2) L)"
-        )
-    last = layers[-1]
-    if find_parametrization(last) is not None:
-        parametrize.remove_parametrizations(last, "weight", leave_parametrized=True)
-    lln(last)
-    return model
-
-
-@torch.no_grad()
-def pair_distances(weight: Tensor) -> Tensor:
-    r"""Return $\|w_i - w_j\|$ for all pairs of rows of a weight, rounded up.
-
-    Differences of scores, divided by these distances and by the constant of the network before the layer, are certified
-    radii; see `UnitRows`.
-
-    Args:
-        weight: (classes, features).
-
-    Returns:
-        The distances (classes, classes), in float64.
-
-    Raises:
-        ValueError: if the weight is not a matrix.
-
-    Examples:
-        >>> pair_distances(torch.eye(2))[0, 1] >= 2**0.5
-        tensor(True)
-    """
-    if weight.dim() != 2:
-        raise ValueError(f"expected a weight (classes, features), got shape {tuple(weight.shape)}")
-    rows = weight.double()
-    # One row at a time: all differences at once would need memory for classes^2 * features numbers.
-    distances = torch.stack([torch.linalg.vector_norm(rows - row, dim=1) for row in rows])
-    # Rounding of differences, squares and sums: a relative error of at most (features + 4) 2^-53.
-    return distances * (1 + 2 * (weight.shape[1] + 8) * 2.0**-53)
 
 
 register_method(

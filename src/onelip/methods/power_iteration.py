@@ -144,7 +144,7 @@ class PowerIterated(LipschitzParametrization):
 
     Training may use the estimate $\|A v\| \le \|A\|$. In eval mode the weight is $P \cdot L / b$ (or
     $P \cdot \min(1, L / b)$), where $b \ge \|P\|$ is a proved bound. So the layer has the constant $L$ for every $P$,
-    however far the iteration was from convergence.
+    also if the iteration has not converged.
 
     Args:
         module: Linear, Conv1d to Conv3d or ConvTranspose1d to ConvTranspose3d.

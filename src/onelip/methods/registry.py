@@ -52,7 +52,7 @@ class Method:
     r"""A method: how it is applied to a layer, its guarantee, and how it is trained.
 
     All arguments are keywords; `name`, `title` and `apply` are required. `onelip.register_method` makes a method
-    available by name; `onelip.testing.check_contract(method)` tests that it keeps what it states.
+    available by name; `onelip.testing.check_contract(method)` tests its guarantee.
 
     Attributes:
         name: name in `onelip.constrain(model, name)` and `onelip train --method`.
@@ -60,7 +60,7 @@ class Method:
         apply: function `(module, **options)` that returns the layer to use: the same module, changed in place, or a new
             one if `replaces`. It raises `onelip.UnsupportedLayer` for layers and settings that it does not support.
         layers: the torch layers that it supports; all linear layers by default.
-        guarantee: what is known of the stated constant: "proved" for every parameter, "at convergence" of an iteration
+        guarantee: the status of the stated constant: "proved" for every parameter, "at convergence" of an iteration
             (then evaluation divides by a proved bound), or None if no constant is known by construction.
         mechanism: "parametrization": the weight is computed from a parameter at each access. "projection": the weight
             is moved after each step of the optimizer (`onelip.project`). "penalty": the loss contains a term of the

@@ -12,9 +12,20 @@ from onelip.core.lipschitz_module import LipschitzModule
 from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.kinds import Abs as AbsNode, Sort
 from onelip.graph.lowering import Lowering, lowers
-from onelip.nn._base import along_axis, axis_length, check_channels, halves
+from onelip.nn.channels import along_axis, axis_length, check_channels
 
 _WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _halves(x: Tensor, dim: int, layer: str) -> tuple[Tensor, Tensor]:
+    """Return the first and the second half of an axis of even length, as views."""
+    n = axis_length(x, dim, layer)
+    if n % 2:
+        raise ValueError(
+            f"{layer} expected an even length of axis {dim}, got {n} (input of shape {tuple(x.shape)}); "
+            f"use an even number of channels, or append a zero channel with PadChannels({n + 1}, dim={dim})"
+        )
+    return x.narrow(dim, 0, n // 2), x.narrow(dim, n // 2, n // 2)
 
 
 def _swap(x: Tensor, mask: Tensor, dim: int) -> Tensor:
@@ -29,7 +40,7 @@ def _swap(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 
 def _swap_plain(x: Tensor, mask: Tensor, dim: int) -> Tensor:
-    a, b = halves(x, dim, "maxmin")
+    a, b = _halves(x, dim, "maxmin")
     return torch.cat([torch.where(mask, b, a), torch.where(mask, a, b)], dim)
 
 
@@ -37,13 +48,13 @@ def _swap_in_place(x: Tensor, mask: Tensor, dim: int) -> Tensor:
     out = torch.empty_like(x)
     word = _WORD.get(x.element_size())
     if x.device.type != "cpu" or word is None:
-        (a, b), (p, q) = halves(x, dim, "maxmin"), halves(out, dim, "maxmin")
+        (a, b), (p, q) = _halves(x, dim, "maxmin"), _halves(out, dim, "maxmin")
         torch.where(mask, b, a, out=p)
         torch.where(mask, a, b, out=q)
         return out
     # On a CPU, `where` of torch is not vectorised. The same exchange by exclusive or of the bit patterns takes about a
     # quarter of the time, and moves all values unchanged, also infinities and NaN.
-    (a, b), (p, q) = halves(x.view(word), dim, "maxmin"), halves(out.view(word), dim, "maxmin")
+    (a, b), (p, q) = _halves(x.view(word), dim, "maxmin"), _halves(out.view(word), dim, "maxmin")
     torch.bitwise_xor(a, b, out=q)
     q.mul_(mask)
     torch.bitwise_xor(a, q, out=p)
@@ -53,10 +64,10 @@ def _swap_in_place(x: Tensor, mask: Tensor, dim: int) -> Tensor:
 
 def _sort(x: Tensor, dim: int) -> Tensor:
     """Like `_swap` with the mask of `x` itself, in two passes; a NaN in a pair makes both values NaN."""
-    a, b = halves(x, dim, "maxmin")
+    a, b = _halves(x, dim, "maxmin")
     try:
         out = torch.empty_like(x)  # keeps channels_last
-        p, q = halves(out, dim, "maxmin")
+        p, q = _halves(out, dim, "maxmin")
         torch.maximum(a, b, out=p)
         torch.minimum(a, b, out=q)
         return out
@@ -67,7 +78,7 @@ def _sort(x: Tensor, dim: int) -> Tensor:
 
 
 def _sort_plain(x: Tensor, dim: int) -> Tensor:
-    a, b = halves(x, dim, "maxmin")
+    a, b = _halves(x, dim, "maxmin")
     return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], dim)
 
 
@@ -121,7 +132,7 @@ def maxmin(x: Tensor, dim: int = 1) -> Tensor:
         >>> maxmin(torch.tensor([[1.0, 5.0, 3.0, 4.0]]))
         tensor([[3., 5., 1., 4.]])
     """
-    a, b = halves(x, dim, "maxmin")
+    a, b = _halves(x, dim, "maxmin")
     if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return _sort_plain(x, dim)
     if is_compiling():
@@ -420,7 +431,7 @@ class Householder(LipschitzModule):
 
     def forward(self, x: Tensor) -> Tensor:
         check_channels(x, self.dim, self.channels, "Householder")
-        a, b = halves(x, self.dim, "Householder")
+        a, b = _halves(x, self.dim, "Householder")
         # In the wider type: in bfloat16 the squares of cosine and sine add up to 1.004.
         dtype = max(x.dtype, self.angles.dtype, key=lambda t: t.itemsize)
         a, b, angles = a.to(dtype), b.to(dtype), along_axis(self.angles.to(dtype), x, self.dim)

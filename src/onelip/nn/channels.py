@@ -1,4 +1,4 @@
-"""Layers that act on the channels: select, pad, normalise and centre them."""
+"""Layers that act on the channels: select, pad, normalise and centre them; checks of the axis of channels."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,32 @@ from onelip.core.tracing import is_scripting
 from onelip.graph import kinds
 from onelip.graph.kinds import Join
 from onelip.graph.lowering import Lowering, lowers
-from onelip.nn._base import along_axis, axis_length, check_channels
+
+
+def axis_length(x: Tensor, dim: int, layer: str) -> int:
+    """Return the length of axis `dim` of `x`; the error message for a missing axis names the layer."""
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(
+            f"{layer} expected an input that has axis {dim}, got shape {tuple(x.shape)}; "
+            "add the missing axes (a batch axis?) or pass another `dim`"
+        )
+    return x.shape[dim]
+
+
+def check_channels(x: Tensor, dim: int, channels: int, layer: str, argument: str = "channels") -> None:
+    """Raise an error unless axis `dim` of `x` has the number of channels that the layer was built for."""
+    length = axis_length(x, dim, layer)
+    if length != channels:
+        raise ValueError(
+            f"{layer} expected {channels} channels on axis {dim}, got {length} (input of shape {tuple(x.shape)}); "
+            f"build the layer with {argument}={length}"
+        )
+
+
+def along_axis(values: Tensor, x: Tensor, dim: int) -> Tensor:
+    """View a vector (c,) so that it broadcasts along axis `dim` of `x`; (..., c) keeps its leading axes."""
+    trailing = x.dim() - 1 - dim % x.dim()
+    return values.reshape(*values.shape, *(1,) * trailing)
 
 
 class _Channels(LipschitzModule):

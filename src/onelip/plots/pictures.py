@@ -32,7 +32,7 @@ class Crop(NamedTuple):
         matrix: (n, n) float64.
         first: rows and columns of the first block, and rows of the second.
         second: columns of the second block.
-        titles: what matrix and blocks are.
+        titles: titles of the matrix and of the two blocks.
     """
 
     matrix: Tensor

@@ -1,4 +1,4 @@
-"""What the functions of `onelip.plots` accept: runs by path or loaded, certifications, and several of them by name."""
+"""Inputs of the functions of `onelip.plots`: runs by path or loaded, certifications, and several of them by name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -28,7 +28,6 @@ from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
 from onelip.gram.spectrum import spectrum_of_network
 from onelip.plots.canvas import to_svg
-from onelip.report.statements import statements
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run, load_run_data
 from onelip.training.evaluation import compute_scores
@@ -75,7 +74,7 @@ class View:
         log: lines of log.jsonl.
         sessions: environment of each session.
         commands: commands that repeat it.
-        statements: sentences from `onelip.report.statements`.
+        statements: four sentences on the proofs and their limits; none if the run was not examined.
         drawings: figures of this run.
         missing: the missing parts, with the reasons.
         certification: radii of test images.
@@ -203,7 +202,6 @@ def examine(
     with view.part("network"):
         progress("loading the network")
         _examine(view, load_run(path), data_root, seconds, attack_images, progress)
-    view.statements = statements(view)
 
 
 def _examine(

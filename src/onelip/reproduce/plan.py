@@ -26,13 +26,13 @@ FORMAT = "onelip reproduction 1"
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # of the width
 _PASSES = 5  # a wider network is used if it can see the training images this often
 
-# What a budget of time decides.
+# The fields of a recipe that a budget of time decides.
 _SCALED = ("epochs", "epoch_part", "evaluate_every", "batch_size", "lr", "bf16", "model_options")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user chooses; the runs of a directory have the same, except for the machine.
+    """The choices of the user; all runs of a directory have the same ones, except for device and threads.
 
     Attributes:
         budget: of each run; None for the epochs of the recipe.
@@ -70,7 +70,7 @@ class Planner:
         data: the images.
         options: choices of the user.
         process: this process among several; the first one reads and writes the plan.
-        display: shows what is measured.
+        display: shows the progress of the measurements.
     """
 
     experiment: Experiment
@@ -212,7 +212,7 @@ def _fitted(recipe: Recipe, seconds: float, data: ImageData, process: Process) -
 
 
 def state_of(run: RunDirectory) -> str:
-    """What there is of a run: "finished", "started" or "new"."""
+    """The state of a run: "finished", "started" or "new"."""
     if run.results.exists():
         return "finished"
     return "started" if run.config.exists() else "new"

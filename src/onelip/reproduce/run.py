@@ -1,4 +1,4 @@
-"""Reproduce a table or figure of the paper: plan, train what is missing, and write it.
+"""Reproduce a table or figure of the paper: plan the runs, train those that are missing, and write the table.
 
 plan.json                  recipes of the runs
 RUN/                       the runs, as written by `onelip train`

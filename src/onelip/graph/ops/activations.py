@@ -3,8 +3,8 @@
 Softmax and its relatives act on the entries of one axis together; their Jacobians are bounded at each rule.
 
 Note [Leaky]
-    LeakyReLU of slope a in [0, 1] is a x + (1 - a) relu(x), read so with a constant of a + (1 - a): 1. Torch computes
-    it otherwise: x where x > 0, a x elsewhere. That is within the error of the four nodes: from the same x^ it is off
+    LeakyReLU of slope a in [0, 1] is lowered as a x + (1 - a) relu(x), with the constant a + (1 - a) = 1. Torch
+    computes x where x > 0, and a x elsewhere. This is within the error of the four nodes: from the same x^ it is off
     by U a |x^| at most where x^ <= 0, and by |1 - a - fl(1 - a)| x^ <= U (1 - a) x^ elsewhere, and the nodes count
     U a |x^|, U fl(1 - a) |x^| and their sum's rounding.
 """
@@ -98,7 +98,7 @@ def clamp(step: Step) -> StepBound:
 
 @register_rule("aten.leaky_relu.default", nn.LeakyReLU)
 def leaky_relu(step: Step) -> StepBound:
-    """Slopes 1 and s."""
+    """The slopes are 1 and `negative_slope`."""
     slope = largest(step.argument("negative_slope"))
     return step.times(max(1.0, slope), f"slopes 1 and {slope:g}")
 
@@ -116,13 +116,13 @@ def lower_leaky_relu(low: Lowering) -> int:
 
 @register_rule("aten.prelu.default", nn.PReLU)
 def prelu(step: Step) -> StepBound:
-    """Slopes 1 and the stored ones."""
+    """The slopes are 1 and the stored ones."""
     return step.times(max(1.0, largest(step.argument("weight"))), "largest slope, as stored")
 
 
 @register_rule("aten.rrelu.default", nn.RReLU)
 def rrelu(step: Step) -> StepBound:
-    """In eval mode slopes 1 and the mean of `lower` and `upper`."""
+    """In eval mode the slopes are 1 and the mean of `lower` and `upper`."""
     if step.argument("training"):
         raise Refusal("random, so there is no one function")
     ends = [Fraction(float(finite(step.argument(name)))) for name in ("lower", "upper")]

@@ -43,8 +43,8 @@ def bound_leaf(step: Step) -> StepBound:
     return step.times(known.constant, known.why)
 
 
-def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBound:
-    """A linear layer, times a constant factor."""
+def bound_linear(step: Step, module: nn.Module) -> StepBound:
+    """A linear layer, by its stored weights at the size of its input."""
     shape = step.source.shape
     axes = len(shape) - 2
     size = None
@@ -59,7 +59,7 @@ def bound_linear(step: Step, module: nn.Module, factor: float = 1.0) -> StepBoun
     except UnsupportedLayer as error:
         raise Refusal(str(error)) from error
     best = min(bound.candidates, key=bound.candidates.__getitem__, default="zero")
-    return step.times(multiply_up(bound.value, factor), best, details=dict(bound.candidates))
+    return step.times(bound.value, best, details=dict(bound.candidates))
 
 
 def constant_weight(weight: Any) -> Tensor:
@@ -196,7 +196,7 @@ def einsum(step: Step) -> StepBound:
 def convolution_layer(
     weight: Tensor, transposed: bool, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> nn.Module:
-    """A layer without a bias that computes a functional call."""
+    """A layer without a bias that computes the same as a functional call."""
     settings = {"stride": stride, "padding": padding, "dilation": dilation}
     layer = _convolution_without_numbers(weight.shape, transposed, groups, False, settings)
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
@@ -223,7 +223,7 @@ _FUNCTIONAL = (
 
 @register_rule(*_FUNCTIONAL, "aten.convolution.default")
 def convolution(step: Step) -> StepBound:
-    """With constant weights; zero padding, whatever the amount (Note [Borders] of geometry.py)."""
+    """With constant weights and any amount of zero padding (Note [Borders] of geometry.py)."""
     transposed = "transpose" in step.call.op
     if step.call.op == "aten.convolution.default":
         transposed = step.argument("transposed")

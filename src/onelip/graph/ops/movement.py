@@ -4,9 +4,9 @@ If entry i of operand k is found m_ki times in the result, then
 
     ||result - result'||^2 = sum_k sum_i m_ki (x_ki - x'_ki)^2 <= sum_k (max_i m_ki) L_k^2 ||input - input'||^2.
 
-How often is not argued case by case: the operation is run on the numbers 1, 2, 3, ... in place of the entries, and the
-result shows where each went. The same numbers show whether every sample holds entries of its own only, and whether all
-samples hold the same ones: `x.tril()` keeps samples apart, but what it keeps depends on the place in the batch.
+To count the copies, the operation is run on the numbers 1, 2, 3, ... in place of the entries, and the result shows
+where each went. The same numbers show whether every sample contains only entries of its own, and whether the same
+entries are kept in all samples: `x.tril()` does not mix samples, but the kept entries depend on the place in the batch.
 """
 
 import itertools
@@ -164,7 +164,7 @@ def _has_nan(constant: Tensor) -> bool:
 
 
 def _check_batch_axis(step: Step) -> None:
-    """Refuse what acts along the batch, although it may change none of the samples that were traced: `x.triu(-9)`."""
+    """Refuse operations along the batch axis, also if they change no traced sample, such as `x.triu(-9)`."""
     first = next(leaf for leaf in tree_leaves(_given(step)) if isinstance(leaf, Ref))
     rank, op = len(step.graph.calls[first.index].shape), step.call.op
     if op in ("aten.tril.default", "aten.triu.default"):
@@ -189,7 +189,7 @@ def trace_entries(step: Step) -> Moved:
     """Run the operation on numbers in place of entries, see the head of the file.
 
     Raises:
-        Refusal: if samples mix, or are not treated alike; if it depends on the input where the entries go.
+        Refusal: if samples mix or are treated differently, or if the places of the entries depend on the input.
     """
     _check_batch_axis(step)
     owners: list[Ref] = []

@@ -86,7 +86,7 @@ def instance_norm(step: Step) -> StepBound:
     nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 )  # fmt: skip
 def norm_in_layer(step: Step) -> StepBound:
-    """Over which axes it normalises depends on the shape of the input."""
+    """Refused: the axes of the normalisation depend on the shape of the input, which is unknown here."""
     raise Refusal("divides by the input's own deviation, which may be next to zero")
 
 

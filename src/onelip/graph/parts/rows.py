@@ -137,7 +137,7 @@ def expand(rows: Rows, shape: tuple[int, ...]) -> Rows:
 
 
 def scale(rows: Rows, factor: float) -> Rows:
-    """Times a number."""
+    """Return the rows times a number."""
     return rows if factor == 1 else multiply(rows, constant(torch.full(rows.shape, factor, dtype=torch.float64)))
 
 
@@ -192,7 +192,7 @@ def add(a: Rows, b: Rows) -> Rows:
 
 
 def multiply(a: Rows, b: Rows) -> Rows:
-    """Entry by entry; one of them must be constant for each state."""
+    """Return the products entry by entry; in each state, one of the factors must be constant."""
     if len(b.index):
         a, b = b, a
     if len(b.index):

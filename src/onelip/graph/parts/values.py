@@ -76,10 +76,10 @@ class Value:
         shape: of a sample.
         operands: the numbers of the values that it is computed from; none for the input, and if nothing is known of it.
         dominator: the number of its dominator; 0 for the input itself.
-        depth: how many dominators are above it.
+        depth: number of dominators above it.
         factor: its constant in its one operand; None if there are several, or if none is known.
         call: the call that gives it; None for those of Note [Orders] and Note [Roots].
-        positions: if it consists of entries of its one operand, a function that returns which.
+        positions: if it consists of entries of its one operand, a function that returns their positions.
         is_refused: whether its call has no bound by its rule.
     """
 

@@ -436,7 +436,7 @@ def replaced(
 def tap_shifts(
     kernel_size: Sequence[int], dilation: Sequence[int], starts: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return, for each axis, the pixel that each tap reads, relative to the output pixel; `starts` are the first."""
+    """Return the pixel that each tap of an axis reads, relative to the output pixel; `starts`: those of first taps."""
     axes = zip(kernel_size, dilation, starts, strict=True)
     return tuple(tuple(d * t + start for t in range(k)) for k, d, start in axes)
 

@@ -67,8 +67,8 @@ def skew_exponential(S: Tensor) -> Tensor:
     "Computing the Matrix Exponential with an Optimized Taylor Polynomial Approximation", Mathematics 7, 2019): from the
     powers $A, A^2, A^3, A^6$ five linear combinations $B_1 \ldots B_5$ are formed, then $C = B_4 + B_1 B_5$ and
     $T = B_2 + (B_3 + C) C$. For $\|A\| \le 3$ the remainder $3^{19}/19!$ is below the rounding of float32, for
-    $\|A\| \le 1$ below that of float64. Larger matrices are halved first, and the result is squared as often. The norm
-    is bounded by $\|A^6\|_F^{1/6}$, which is 1.2 to 1.4 times the norm of Gaussian matrices.
+    $\|A\| \le 1$ below that of float64. Larger matrices are halved first, and the result is squared the same number of
+    times. The norm is bounded by $\|A^6\|_F^{1/6}$, which is 1.2 to 1.4 times the norm of Gaussian matrices.
 
     Compilers and the transforms of torch.func get `torch.matrix_exp`, because the number of halvings depends on the
     values.

@@ -7,7 +7,7 @@ Note [Rounding]
     Step by step: the step exceeds norm 1 by at most ||X|| ||E|| / 2 and the n^2 u 3/2 x of its product. For
     m n u <= 1/16 the norm stays below 1.5 for any number of steps, hence below 2. So steps may be taken in float32 up
     to that size (float64 beyond), and only the last one matters. It is taken in float64 and exceeds 1 by at most
-    8 m n u, whatever happened before.
+    8 m n u, for any X of norm at most 2.
 
     On the side of G, m >= 2 n: let Z (n, n) be any matrix with ||X Z|| <= 2, and z = ||Z||. The computed C = Z^T G Z is
     (X Z)^T X Z + F with ||F|| <= (m n + 2 n^2) u x^2 z^2, so X Z (3/2 I - 1/2 C) exceeds norm 1 by at most ||F||, and
