@@ -77,6 +77,23 @@ def methods_by_time() -> Figure:
     return figure
 
 
+def paper_optimizers() -> Figure:
+    """Certified accuracy of AOL-Small after each half epoch, by optimizer."""
+    content = read_json(RESULTS / "paper_optimizers.json")
+    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+    for row in content["rows"]:
+        curve = row["runs"][0]["curve"]
+        axes.plot([p["epoch"] for p in curve], [100 * p["cra_36"] for p in curve], marker="o", label=row["name"])
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("CRA at 36/255, held-out images, %")
+    axes.set_title("CIFAR-10, AOL-Small with 64 channels, loss and augmentation of the paper", size=11)
+    axes.grid(visible=True, color="0.92")
+    axes.legend(loc="lower right", fontsize=8)
+    return figure
+
+
 def compare_digits() -> Figure:
     """Accuracy and CRA of all methods on the digits."""
     rows = [row for row in read_json(RESULTS / "compare_digits.json")["rows"] if row["status"] == "done"]
@@ -84,7 +101,7 @@ def compare_digits() -> Figure:
 
 
 def main() -> None:
-    for draw in (scaling, methods_by_time, compare_digits):
+    for draw in (scaling, methods_by_time, paper_optimizers, compare_digits):
         figure = draw()
         figure.savefig(OUT / f"{draw.__name__}.png", dpi=150, metadata={"Software": None})
         print(f"-> docs/images/{draw.__name__}.png")
