@@ -438,6 +438,18 @@ def test_summary_leaves_out_a_module_that_accepts_no_usual_shape():
     assert onelip.summary(nn.Sequential(Claiming(only_13))).constant == 1
 
 
+@pytest.mark.parametrize("method", ["aol", "bjorck", "cayley", "soc", "sll", "spectral-norm", "lln"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_summary_states_nothing_of_a_network_that_has_diverged(method, number):
+    network = onelip.constrain(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), method).eval()
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[0] = number
+    assert not bool(torch.isfinite(network(torch.ones(1, 4))).all())
+    found = onelip.summary(network)
+    assert found.constant is None
+    assert found.unproved
+
+
 @pytest.mark.parametrize("scale", [1e-161, 1e-250, 1e150])
 def test_weights_of_which_the_squares_leave_the_range(scale):
     layer = nn.Linear(1, 4, bias=False, dtype=torch.float64)

@@ -50,6 +50,26 @@ CASES = [
 ]
 
 
+def _tiny(x):
+    """|x| and x; a constant that is 1e13 times as large hides the change from a measurement."""
+    return (torch.cat([x[:, :2].abs() * 1e-170 + 1e-157, x[:, 2:] * 1e-170 + 1e-157], 1) - 1e-157) * 1e170
+
+
+@pytest.mark.parametrize(
+    ("function", "constant"),
+    [
+        (_tiny, 1.0),
+        (lambda x: (F.relu(x * 1e-170) - F.relu(-x * 1e-170)) * 1e170, 1.0),
+        (lambda x: (x * 0.1 * 0.1 - x * (0.1 * 0.1)) * 1e18, 0.83),  # 0.1 * 0.1 is rounded
+        (lambda x: x / 3 * 3 - x, 1e-17),
+    ],
+)
+def test_coefficients_that_underflow_or_cancel_are_not_zero(function, constant):
+    """Their squares, or their differences, are 0 in float64; in real arithmetic they are not."""
+    proved = onelip.audit(Function(function), torch.rand(2, 3).double(), lower=False).upper
+    assert proved is None or proved >= constant
+
+
 @pytest.mark.parametrize(("function", "x", "y"), CASES)
 def test_no_pair_is_steeper_than_the_bound(function, x, y):
     x, y = x.double()[None], y.double()[None]

@@ -281,6 +281,24 @@ def test_in_place_assembly(forward, constant):
     assert 1.0 <= found <= constant + 1e-9
 
 
+@pytest.mark.parametrize(
+    ("forward", "constant"),
+    [
+        (lambda x: torch.where(x > 0, x, 0.0), 1.0),
+        (lambda x: torch.where(x <= 0.3, 0.3, x), 1.0),
+        (lambda x: x.masked_fill(x < 0, 0), 1.0),
+        (lambda x: (2 * x).masked_fill(x < 0, torch.tensor(0.0)), 2.0),
+        (lambda x: x.masked_fill(x < 1, 2.0), None),
+        (lambda x: x.masked_fill(x < 0, -torch.inf), None),
+        (lambda x: x.masked_fill(x.flip(1) < 0, 0), None),
+        (lambda x: torch.where(x > 0, x, 1e-9), None),
+    ],
+)
+def test_numbers_chosen_by_the_sign_of_the_input(forward, constant):
+    graph = trace(module_of(lambda self, x: forward(x)), torch.rand(2, 4))
+    assert walk(graph)[graph.output].constant == constant
+
+
 def test_outputs_without_a_step():
     graph = trace(nn.Identity(), torch.rand(2, 3))
     assert (steps(graph), graph.output) == ([("", "input")], 0)

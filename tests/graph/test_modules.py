@@ -118,6 +118,14 @@ def test_wrappers_of_torch():
         assert bound_chain(links(model)).constant == 1.0
 
 
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.rand(2, 4))])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_not_read(make):
+    found = onelip.summary(make(nn.Sequential(nn.Flatten(), nn.ReLU()).eval()))
+    assert found.constant is None
+    assert "TorchScript" in str(found)
+
+
 def test_fixed_weights_are_bounded_as_they_are_stored(monkeypatch):
     layer = nn.Linear(3, 2)
     nn.init.constant_(layer.weight, 1.0)

@@ -66,6 +66,8 @@ CASES = [
     ("aten.log_softmax.int", (X, 1), (4,), False),
     ("aten.logsumexp.default", (X, [1]), (4,), False),
     ("aten.linalg_vector_norm.default", (X, 2, [1, 2]), (2, 3), False),
+    ("aten.linalg_norm.default", (X, None, [1, 2]), (2, 3), False),
+    ("aten.linalg_norm.default", (X, 1, [1]), (4,), False),
     ("aten.std.correction", (X, [1]), (4,), False),
     ("aten.std.correction", (X, [1, 2]), (2, 3), False),
     ("aten.amax.default", (X, [1]), (4,), True),

@@ -55,6 +55,17 @@ def test_convolutions_of_all_dimensions_start_as_published(dims):
     assert 0.8 < original.std() * (5 * 3**dims) ** 0.5 < 1.2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["cayley", "bro", "lot", "eco", "sandwich"])
+def test_convolutions_run_in_half_precision(name, dtype):
+    layer = nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular", dtype=dtype)
+    layer = METHODS_BY_NAME[name].apply(layer, input_size=(4, 4))
+    for mode in (True, False):
+        y = layer.train(mode)(torch.randn(2, 3, 4, 4, dtype=dtype))
+        assert y.dtype == dtype
+        y.float().sum().backward()
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_hard_weights_of_convolutions_that_are_served(method, weights):

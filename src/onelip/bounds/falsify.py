@@ -414,13 +414,11 @@ def falsify_layer(module: nn.Module, constant: float, input_size: int | Sequence
 
     Raises:
         UnsoundBound: if a measured ratio is above it.
+        NonFiniteWeight: if its weight or its bias is not finite.
     """
     if is_changed(module) or any(parameter.is_meta for parameter in module.parameters()):
         return
-    try:
-        layer: Any = bake(module, fold=False).cpu().double().eval().requires_grad_(False)
-    except NonFiniteWeight:
-        return
+    layer: Any = bake(module, fold=False).cpu().double().eval().requires_grad_(False)
     if not layer.weight.numel():
         return
     layer.register_parameter("bias", None)
@@ -451,6 +449,7 @@ def falsify_module(module: nn.Module, constant: float) -> None:
 
     Raises:
         UnsoundBound: if a measured ratio is above it.
+        NonFiniteWeight: if it gives NaN or an infinity.
 
     Examples:
         >>> falsify_module(nn.LeakyReLU(3.0), 2.9)
@@ -474,6 +473,8 @@ def falsify_module(module: nn.Module, constant: float) -> None:
             except Exception:  # of any class: another shape, or none
                 continue
             if fits and y.is_floating_point() and y.numel():
+                if not bool(torch.isfinite(y).all()):
+                    raise NonFiniteWeight("gives NaN or an infinity at a finite input; load an earlier checkpoint")
                 step = Claim(type(module).__name__, (0,), copy, constant, constant)
                 falsify(Claims([Claim("the input", (), nn.Identity(), 1.0), step], 2), points)
                 return

@@ -43,6 +43,7 @@ def bound_layer(
 
     Raises:
         UnsupportedLayer: for other layers, and for a layer in eval mode whose parametrization is in training mode.
+        NonFiniteWeight: if the weight or the bias contains NaN or infinity.
         UnsoundBound: if a measurement contradicts the bound: a mistake in the library.
 
     Examples:

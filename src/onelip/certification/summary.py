@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import falsify_layer, falsify_module
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed, part_in_training
 from onelip.core.parametrization import find_parametrization, original_of
@@ -122,15 +122,15 @@ def _tested(module: nn.Module) -> Bound:
         return known
     if isinstance(module, LINEAR_LAYERS) and not parametrize.is_parametrized(module):
         return known  # fixed weights, whose bound was measured when it was computed
-    if isinstance(module, LINEAR_LAYERS):
-        # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
-        rounding = 1 + 16 * torch.finfo(original_of(module).dtype).eps
-        try:
+    try:
+        if isinstance(module, LINEAR_LAYERS):
+            # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
+            rounding = 1 + 16 * torch.finfo(original_of(module).dtype).eps
             falsify_layer(module, known.constant * rounding)
-        except UnsupportedLayer as error:  # settings that torch does not run
-            return Bound(None, str(error))
-    else:
-        falsify_module(module, known.constant)
+        else:
+            falsify_module(module, known.constant)
+    except (UnsupportedLayer, NonFiniteWeight) as error:  # settings that torch does not run; diverged training
+        return Bound(None, str(error))
     return known
 
 

@@ -207,6 +207,8 @@ def same_in_eval(function: Function) -> Function:
 
 def is_changed(module: nn.Module) -> str | None:
     """Why the module may compute something else than its class is known for, or None."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "its code is TorchScript, which is not read; use the model that it was made from"
     if not module.__dict__.keys().isdisjoint(("forward", "_conv_forward", "_call_impl")):
         return "its forward was replaced"
     if not module.__dict__.keys().isdisjoint(module._parameters):

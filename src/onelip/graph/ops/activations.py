@@ -211,13 +211,16 @@ def logsumexp(step: Step) -> StepBound:
     return step.times(1.0, "its gradient adds up to 1")
 
 
-@register_rule("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim", "aten.frobenius_norm.dim")
+@register_rule("aten.linalg_vector_norm.default", "aten.linalg_norm.default", "aten.norm.ScalarOpt_dim",
+               "aten.frobenius_norm.dim")  # fmt: skip
 def vector_norm(step: Step) -> StepBound:
     """| ||u||_p - ||v||_p | <= ||u - v||_p, which is at most ||u - v||_2 for p >= 2; for p = 1 sqrt(n) times that."""
-    order = {"linalg_vector_norm": "ord", "norm": "p"}.get(step.call.op.split(".")[1])
-    p = 2 if order is None else step.argument(order)
+    order = {"linalg_vector_norm": "ord", "linalg_norm": "ord", "norm": "p"}.get(step.call.op.split(".")[1])
+    p, dim = None if order is None else step.argument(order), step.argument("dim")
+    if step.call.op == "aten.linalg_norm.default" and p is not None and dim is not None and len(dim) > 1:
+        raise Refusal("norms of matrices have no rule, except the Frobenius norm: use torch.linalg.vector_norm")
     p = 2 if p is None else p
-    count = check_axes(step, step.argument("dim"))
+    count = check_axes(step, dim)
     if p == 1:
         return step.times(up_root(Fraction(count)), f"sum of {count} magnitudes")
     if not p >= 2:

@@ -31,7 +31,12 @@ _SMOOTH = _INCREASING | {"gelu", "silu", "mish", "hardswish", "elu", "sin", "cos
 _NOT = {"logical_not", "bitwise_not"}
 _NAMES = {"add", "sub", "rsub", "mul", "div", "neg", "leaky_relu", *_SMOOTH, *_SIGNS, *_SLOPES, *_NOT}
 OPERATIONS = {f"aten.{name}.{overload}" for name in _NAMES for overload in ("default", "Tensor", "Scalar")}
-OPERATIONS |= {"aten.where.self"}
+# Operations that choose by a mask, and the places of the mask, of what is chosen by it, and of the rest.
+_CHOICES = {
+    **dict.fromkeys(("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf"), (0, 1, 2)),
+    **dict.fromkeys(("aten.masked_fill.Scalar", "aten.masked_fill.Tensor"), (1, 2, 0)),
+}
+OPERATIONS |= set(_CHOICES)
 
 Read = Callable[[int], Rows]  # the rows of a call, by its index; raises NoRows
 
@@ -59,7 +64,9 @@ def rows_of_call(step: Step, factor: float | None, read: Read, decisions: Decisi
         if not (call.dtype.is_floating_point or step.graph.calls[call.inputs[0]].dtype == call.dtype):
             raise NoRows
         return _operand(step, call.arguments[0], read)
-    if call.op in MOVES and not (call.op == "aten.where.self" and isinstance(call.arguments[0], Ref)):
+    if call.op in _CHOICES and isinstance(call.arguments[_CHOICES[call.op][0]], Ref):
+        return _chosen(step, read)
+    if call.op in MOVES:
         return _moved(step, read)
     name = call.op.split(".")[1]
     if name in _SMOOTH:
@@ -91,6 +98,11 @@ def _moved(step: Step, read: Read) -> Rows:
     return rows.pick(everything, torch.where(piece == 0, sum(moved.lengths) + places, piece - 1))
 
 
+def _chosen(step: Step, read: Read) -> Rows:
+    mask, one, other = (_operand(step, step.call.arguments[place], read) for place in _CHOICES[step.call.op])
+    return rows.add(rows.multiply(one, mask), rows.multiply(other, _not(mask)))
+
+
 def _entry_by_entry(step: Step, name: str, read: Read, decisions: Decisions) -> Rows:
     arguments = step.call.arguments
     if not (step.call.dtype.is_floating_point or name in _SIGNS or name in _NOT):
@@ -118,8 +130,6 @@ def _entry_by_entry(step: Step, name: str, read: Read, decisions: Decisions) -> 
         if step.graph.calls[arguments[0].index].dtype != torch.bool:  # `logical_not` of a number v is [v == 0]
             raise NoRows
         return _not(first)
-    if name == "where":
-        return rows.add(rows.multiply(operand(1), first), rows.multiply(operand(2), _not(first)))
     if name in _SIGNS:
         if len(arguments) == 2:
             first = rows.add(first, rows.scale(operand(1), -1.0))

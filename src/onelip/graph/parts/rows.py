@@ -57,6 +57,8 @@ _MOST_DECISIONS = 3
 _MOST_NUMBERS = 2**25  # in one set of rows
 _MOST_TERMS = 32  # of a row of J^T J
 _ROUNDING = 2.0**-44  # of a coefficient, and of sums of few products of two
+_CANCELS = 0.25  # a smaller part of a sum may have lost more digits than the rounding above allows
+_TINY = 2.0**-400  # squares of smaller coefficients may leave the range of float64
 
 
 class NoRows(Exception):
@@ -175,6 +177,8 @@ def concatenate(parts: Sequence[Rows]) -> Rows:
 def add(a: Rows, b: Rows) -> Rows:
     """Entry by entry, of one shape."""
     a, b = _with_all_decisions([a, b])
+    if not (a.is_exact and b.is_exact) and _cancels(a, b):
+        raise NoRows
     # Sums of small integers are exact; so are those where nothing is added to anything.
     is_apart = not bool((a.index[:, None] == b.index).any()) and not bool(((a.shift != 0) & (b.shift != 0)).any())
     is_exact = a.is_exact and b.is_exact and (is_apart or _are_integers(a.slope, a.shift, b.slope, b.shift))
@@ -191,6 +195,19 @@ def add(a: Rows, b: Rows) -> Rows:
     )
 
 
+def _cancels(a: Rows, b: Rows) -> bool:
+    """Whether slopes nearly cancel in a sum: if they have been rounded, little of the difference is known.
+
+    Example: x / 3 * 3 - x has the slope 0 in float64, but not in real arithmetic, since 1 / 3 is rounded.
+    """
+    for i, p in zip(a.index, a.slope.unbind(1), strict=True):
+        for j, q in zip(b.index, b.slope.unbind(1), strict=True):
+            is_small = (p + q).abs() < _CANCELS * (p.abs() + q.abs())
+            if bool((is_small & (i == j)).any()):
+                return True
+    return False
+
+
 def multiply(a: Rows, b: Rows) -> Rows:
     """Return the products entry by entry; in each state, one of the factors must be constant."""
     if len(b.index):
@@ -198,14 +215,23 @@ def multiply(a: Rows, b: Rows) -> Rows:
     if len(b.index):
         raise NoRows
     a, b = _with_all_decisions([a, b])
+    slope, shift = _product(a.slope, b.shift[:, None]), _product(a.shift, b.shift)
     return replace(
         a,
-        slope=a.slope * b.shift[:, None],
-        shift=a.shift * b.shift,
+        slope=slope,
+        shift=shift,
         places=_same_places(a, b),
         may_jump=a.may_jump or b.may_jump,
         is_exact=a.is_exact and b.is_exact and (_are_signs(b.shift) or _are_signs(a.slope, a.shift)),
     )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """The product; refused if a coefficient, or its square, could underflow: it would count as 0."""
+    product = a * b
+    if bool(((product.abs() < _TINY) & (a != 0) & (b != 0)).any()):
+        raise NoRows
+    return product
 
 
 def _same_places(a: Rows, b: Rows) -> Tensor:

@@ -329,7 +329,8 @@ class FourierConv(LipschitzModule):
         missing = [p - n for p, n in zip(period, self.input_size, strict=True)]
         if any(missing):
             x = F.pad(x, [amount for m in reversed(missing) for amount in (0, m)])
-        y = self._together(self.period(self._apart(x), torch.view_as_complex(self.weight)))
+        weight = self.weight.to(working_type(self.weight.dtype))
+        y = self._together(self.period(self._apart(x), torch.view_as_complex(weight)))
         for axis, n in enumerate(self.input_size):
             y = y.narrow(2 + axis, 0, n)
         return y

@@ -123,7 +123,8 @@ class Sandwich(LipschitzModule):
 
     def _by_frequency(self, x: Tensor, period: Period) -> Tensor:
         with full_precision(x.device):
-            A, B = torch.view_as_complex(self.weight).split([self.outputs, self.inputs], 2)
+            weight = self.weight.to(working_type(self.weight.dtype))
+            A, B = torch.view_as_complex(weight).split([self.outputs, self.inputs], 2)
             h = period(x.to(working_type(x.dtype)) * math.sqrt(2), B)
             if self.bias is not None:
                 h = h + self.bias.reshape(-1, *(1 for _ in self.input_size))
