@@ -431,6 +431,13 @@ def test_summary_refutes_what_a_module_states(function, width):
         onelip.summary(nn.Sequential(nn.ReLU(), Claiming(function, width)))
 
 
+def test_rounding_of_equal_weights_refutes_nothing():
+    layer = onelip.aol(nn.Linear(64, 3000, bias=False))
+    with torch.no_grad():
+        layer.parametrizations.weight.original.fill_(3.3)
+    assert onelip.summary(layer).constant == 1
+
+
 def test_summary_leaves_out_a_module_that_accepts_no_usual_shape():
     def only_13(self, x):
         return x.reshape(len(x), 13, 17)

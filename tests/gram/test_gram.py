@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from onelip.core.floats import power_of_two
+from onelip.core.precision import rounding_room
 from onelip.gram.correlation import self_correlation
 from onelip.gram.perron import perron_vector
 from onelip.gram.rescale import one_step, rescaled
@@ -158,10 +159,10 @@ def test_underflowing_gram_of_the_literature():
 )
 def test_equal_rows_in_float32(rows, columns):
     """Sums of equal numbers round in one direction; the norm must not follow them."""
-    for value in (0.1, 0.3, 1 / 3, 0.7, 1.1):
+    for value in (0.1, 0.3, 1 / 3, 0.7, 1.1, 3.3):
         W = rescaled(torch.full((1, rows, columns), value))[0].double()
         # All singular values but one vanish, so the norm is that of the matrix as a vector.
-        assert float(W.norm()) <= 1 + 1.5e-6
+        assert float(W.norm()) <= 1 + (rounding_room(torch.float32) - 1) / 2
 
 
 @pytest.mark.parametrize("shape", [(1, 100, 80), (1, 40, 50, 3, 3), (2, 30, 40, 4), (1, 33, 34, 2, 2, 2)])

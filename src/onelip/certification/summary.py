@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -12,6 +11,7 @@ from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed, part_in_training
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.core.precision import rounding_room
 from onelip.graph.modules import bound_chain, bound_module, links
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -124,9 +124,7 @@ def _tested(module: nn.Module) -> Bound:
         return known  # fixed weights, whose bound was measured when it was computed
     try:
         if isinstance(module, LINEAR_LAYERS):
-            # The constant is that of real arithmetic; the stored weight exceeds it by its own rounding.
-            rounding = 1 + 16 * torch.finfo(original_of(module).dtype).eps
-            falsify_layer(module, known.constant * rounding)
+            falsify_layer(module, known.constant * rounding_room(original_of(module).dtype))
         else:
             falsify_module(module, known.constant)
     except (UnsupportedLayer, NonFiniteWeight) as error:  # settings that torch does not run; diverged training

@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.parametrization import find_parametrization, original_of
+from onelip.core.precision import rounding_room
 from onelip.graph.modules import bound_module
 from onelip.methods.projections import project
 from onelip.methods.registry import Method
@@ -265,7 +266,7 @@ class _Norm:
         with torch.no_grad():
             moved = self.stored(points + step) - self.stored(points)
         ratio = float((moved.flatten(1).norm(dim=1) / step.flatten(1).norm(dim=1)).max())
-        allowed = claimed * (1 + 1e-10 + 16 * torch.finfo(case.dtype).eps)
+        allowed = claimed * rounding_room(case.dtype) * (1 + 1e-10)
         promise = f"outputs that move at most {claimed} times as far as inputs"
         _require(ratio <= allowed, promise, case, got=ratio, state=state)
 

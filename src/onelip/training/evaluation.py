@@ -28,7 +28,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight
 from onelip.core.images import to_float
 from onelip.core.parametrization import find_parametrization
-from onelip.core.precision import full_precision
+from onelip.core.precision import full_precision, rounding_room
 from onelip.core.rounding import multiply_up
 from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.losses.chain import head_rows, output_shape, pair_distances, split_head
@@ -135,7 +135,7 @@ def _test(constants: Constants, plain: nn.Module, shape: Sequence[int]) -> None:
 
     points = example_points(torch.full((1, *shape), 0.5), 2)
     # By construction constants are those of real arithmetic; each stored weight exceeds them by its own rounding.
-    slack = math.prod(1 + 16 * torch.finfo(p.dtype).eps for p in plain.parameters() if p.is_floating_point())
+    slack = math.prod(rounding_room(p.dtype) for p in plain.parameters() if p.is_floating_point())
     with torch.no_grad():
         largest = run(points).topk(2).indices.tolist()
     targets = []
