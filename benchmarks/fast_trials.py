@@ -116,8 +116,10 @@ PAPER = preset("paper").replace(
 )
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD, lr 0.01, exact scale (paper)": {"lr": 0.01},
+    "SGD, lr 0.03, exact scale": {"lr": 0.03},
     "SGD, lr 0.01, R2 every 4th step": {"lr": 0.01, "retract_every": 4},
     "LipschitzMuon, lr 0.03": {"optimizer": "muon", "momentum": 0.8, "lr": 0.03},
+    "LipschitzMuon, lr 0.005": {"optimizer": "muon", "momentum": 0.8, "lr": 0.005},
 }
 FACTOR, MOST_RATES = 3.0, 6
 
