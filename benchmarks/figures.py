@@ -90,7 +90,7 @@ def paper_optimizers() -> Figure:
     axes.set_ylabel("CRA at 36/255, held-out images, %")
     axes.set_title("CIFAR-10, AOL-Small with 64 channels, loss and augmentation of the paper", size=11)
     axes.grid(visible=True, color="0.92")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="upper left", fontsize=8)
     return figure
 
 
