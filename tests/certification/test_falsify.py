@@ -457,6 +457,16 @@ def test_summary_states_nothing_of_a_network_that_has_diverged(method, number):
     assert found.unproved
 
 
+@pytest.mark.parametrize("method", ["sll", "cpl", "sandwich"])
+def test_layers_state_nothing_of_weights_that_are_not_finite(method):
+    layer = onelip.constrain(nn.Sequential(nn.Linear(4, 4)), method)[0].eval()
+    assert layer.lipschitz_constant is not None
+    with torch.no_grad():
+        next(layer.parameters()).view(-1)[0] = math.nan
+    assert layer.lipschitz_constant is None
+    assert "NaN" in layer.bound().why
+
+
 @pytest.mark.parametrize("scale", [1e-161, 1e-250, 1e150])
 def test_weights_of_which_the_squares_leave_the_range(scale):
     layer = nn.Linear(1, 4, bias=False, dtype=torch.float64)

@@ -95,7 +95,8 @@ def _checked(bound: "Callable[[Any], Bound]") -> "Callable[[Any], Bound]":
 
     @functools.wraps(bound)
     def checked(self: nn.Module) -> Bound:
-        reason = is_changed(self) or why_other_map(self) or why_other_mode(self) or _why_other_shape(self)
+        reason = is_changed(self) or why_other_map(self) or why_other_mode(self)
+        reason = reason or _why_other_shape(self) or _why_not_finite(self)
         if reason is not None:
             return Bound(None, reason)
         try:
@@ -118,8 +119,8 @@ class LipschitzModule(nn.Module):
 
     Subclasses set `proved_constant`, or override `bound` if the constant depends on settings or weights. `bound` is
     not called, and the constant is None, if the layer has a hook or a replaced method (`is_changed`), if a
-    parametrization of it was changed (`why_other_map`), if a part of it is not in eval mode (`why_other_mode`), or if a
-    tensor has another shape than in `tensor_shapes`.
+    parametrization of it was changed (`why_other_map`), if a part of it is not in eval mode (`why_other_mode`), if a
+    tensor has another shape than in `tensor_shapes`, or if a parameter is not finite.
 
     Attributes:
         proved_constant: the constant, if it is the same for all instances; else None.
@@ -326,6 +327,14 @@ def _why_other_shape(module: Any) -> str | None:
         found = getattr(module, name)
         if found is not None and tuple(found.shape) != expected:
             return f"its {name!r} has shape {tuple(found.shape)} instead of {expected}"
+    return None
+
+
+def _why_not_finite(module: nn.Module) -> str | None:
+    """Why the layer computes no numbers, as after training has diverged, or None."""
+    for name, parameter in module.named_parameters():
+        if not parameter.is_meta and not bool(parameter.isfinite().all()):
+            return f"its {name!r} has a NaN or an infinity; load an earlier checkpoint"
     return None
 
 
