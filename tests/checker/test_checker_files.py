@@ -99,6 +99,8 @@ BROKEN_WEIGHTS = {
     "overlap and hole": (file_of({"a": entry(), "b": entry()}, bytes(16)), "b: gap or overlap of tensors"),
     "nan": (file_of({"a": entry()}, np.array([1, np.nan], np.float32).tobytes()), "expected numbers below 2.500"),
     "infinity": (file_of({"a": entry()}, np.array([1, -np.inf], np.float32).tobytes()), "expected numbers below 2.500"),
+    "many axes": (file_of({"a": entry(shape=[1] * 9)}), "a: expected at most 8 axes"),
+    "too many axes to multiply": (file_of({"a": entry(shape=[2**33] * 300_000)}), "a: expected at most 8 axes"),
     "a list": (file_of([]), "header: expected an object"),
     "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00}q\x00.", "truncated"),
 }

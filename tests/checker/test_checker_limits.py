@@ -197,6 +197,43 @@ def test_rejected_in_little_memory(tmp_path):
     assert int(done.stdout) < 200e6
 
 
+READ = """
+import resource
+import numpy as np
+from onelip.checker.limits import bit_length
+from onelip.checker.reading import Rejected, read_tensors
+
+data = bytes(64 * 2**20)
+header = b'{"a": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (len(data) // 4, len(data))
+data = len(header).to_bytes(8, "little") + header + data
+try:
+    read_tensors(data, 0.15)
+except Rejected as error:
+    print(error)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bit_length(read_tensors(data, 0.25)["a"])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(data))
+"""
+
+
+def test_weights_are_read_in_the_estimated_memory():
+    """Three times the file with it: float64 numbers take twice the space of float32."""
+    done = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reason, grown = done.stdout.splitlines()
+    assert "estimated memory 0.2 GB, limit 0.15 GB" in reason
+    assert float(grown) < 3
+
+
+@pytest.mark.parametrize("size", [1, 2**20, 2**20 + 1, 3 * 2**20])
+def test_bit_length_of_long_arrays(size):
+    """The largest and the smallest number may be in different parts of an array."""
+    array = np.zeros(size)
+    array[0], array[-1] = 2.0**-30, 3.0 * 2.0**20
+    assert limits.bit_length(array) == (2 if size == 1 else 52)
+    assert limits.bit_length(np.zeros(size)) == 1
+
+
 def write_json(directory, data, size=None):
     directory.mkdir()
     (directory / "cert.json").write_bytes(data)

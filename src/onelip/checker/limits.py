@@ -27,8 +27,13 @@ def matrices(entries: float, bits: float) -> float:
 
 def bit_length(array: np.ndarray) -> float:
     """Bit length of the largest entry, with all entries as integer multiples of one power of two."""
-    m, t = odd_parts(array[array != 0])
-    return float((np.frexp(m.astype(float))[1] + t).max() - t.min()) if m.size else 1.0
+    top, low, flat = -math.inf, math.inf, array.reshape(-1)
+    for first in range(0, len(flat), 2**20):  # in little memory: the limit is not checked yet
+        part = flat[first : first + 2**20]
+        m, t = odd_parts(part[part != 0])
+        if m.size:
+            top, low = max(top, float((np.frexp(m.astype(float))[1] + t).max())), min(low, float(t.min()))
+    return top - low if low < math.inf else 1.0
 
 
 def cost_of_sigma(node: TrackedDict, layer: Layer, bits: float) -> tuple[float, float]:
