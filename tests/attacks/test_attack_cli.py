@@ -1,6 +1,7 @@
 """The command `onelip attack`."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +101,12 @@ def test_certificate_file(trained, capsys, tmp_path):
         ({"images": {**content["images"], "sha256": "0" * 64}}, "for other images"),
         ({"version": 1}, "of version 3"),
         ({"results": [{}]}, "not an onelip certificate"),
+        ({"results": 3}, "not an onelip certificate"),
+        ({"results": [{**content["results"][0], "class": 10**30}]}, "not an onelip certificate"),
+        ({"results": [{**content["results"][0], "radius": "0x1p+99999"}]}, "not an onelip certificate"),
+        ({"results": [{**content["results"][0], "pixels": math.inf}]}, "expected JSON, but the file is damaged"),
+        ({"images": {**content["images"], "count": "12"}}, "not an onelip certificate"),
+        ({"images": {**content["images"], "count": -12}}, "not an onelip certificate"),
         ({"results": content["results"][1:]}, "in order"),
     ):
         path.write_text(json.dumps({**content, **change}))

@@ -125,6 +125,19 @@ def test_results_of_other_weights_are_not_shown(run, tmp_path):
     assert any("of other weights" in line for line in missing)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"accuracy": "all"}, {"cra": [{}]}, {"mode": 3}, {"cra": {"1": "most"}}, {"images": None}]
+)
+def test_results_that_are_no_numbers(run, tmp_path, wrong, quick):
+    """They are left out, and the page is written."""
+    other = copy_of(run, tmp_path / "other")
+    results = json.loads((other / "results.json").read_text())
+    results["test"] |= wrong
+    (other / "results.json").write_text(json.dumps(results))
+    page, _ = write([other], tmp_path / "page.html")
+    assert "<h3>Decisions by class</h3>" in page
+
+
 def test_what_is_no_run_is_refused(run, tmp_path, capsys):
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(NoRun, match="is not a run"):

@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from onelip.core.bake import check_module
 from onelip.core.floats import squared_distance
 from onelip.core.images import to_float
 
@@ -94,6 +95,9 @@ class Classifier:
 
 def flat_classifier(model: nn.Module, images: Tensor) -> tuple[Classifier, Tensor]:
     """Return the classifier and its points (N, D): uint8 images are divided by 255, floating-point ones unchanged."""
+    check_module(model)
+    if not isinstance(images, Tensor) or images.layout != torch.strided or images.is_nested:
+        raise ValueError(f"expected images as a dense tensor, got {type(images).__name__}; use torch.as_tensor(images)")
     if model.training:
         raise ValueError("expected a model in eval mode, got one in training mode; call model.eval()")
     if images.dim() < 2 or not images.numel():

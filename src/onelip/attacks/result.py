@@ -199,9 +199,13 @@ def read_claims(path: Path, run: Path, images: Tensor, part: slice) -> ClaimedRa
         classes = torch.tensor([int(result["class"]) for result in results], dtype=torch.int64)
         radii = torch.tensor([float.fromhex(result["radius"]) for result in results], dtype=torch.float64)
         pixels = tuple(None if result["pixels"] is None else int(result["pixels"]) for result in results)
+        if type(count) is not int or count < 0:
+            raise ValueError(f"the number of images is {count!r}")
         if not all(math.isfinite(radius) for radius in radii.tolist()):
             raise ValueError("a radius is not finite")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        if isinstance(error, RunError):
+            raise
         raise RunError(f"{path}: not an onelip certificate ({error!r})") from error
     found = file_hash(run / "plain.safetensors"), images_hash(images[:count])
     for what, want, got in zip(("weights", "images"), expected, found, strict=True):

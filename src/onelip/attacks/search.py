@@ -25,6 +25,7 @@ from onelip.attacks.local import (
 )
 from onelip.attacks.result import AttackResult
 from onelip.core.arguments import check_integer
+from onelip.core.images import check_labels
 
 NEIGHBOURS = 64  # neighbouring floats to try at the boundary
 _TARGETS = 3  # number of target classes, searched one by one
@@ -146,6 +147,7 @@ def attack_in_batches(
     if classes is None:
         classes = torch.cat([classifier.logits(part).argmax(1) for part in points.split(batch_size)])
     _check_claims(images, classes, radii)
+    check_labels(classes, classifier.logits(points[:1]).shape[1], "classes: ")
     parts: list[Found] = []
     for first in range(0, len(images), batch_size):
         part = slice(first, min(first + batch_size, len(images)))
@@ -166,6 +168,8 @@ def attack_in_batches(
 
 def _check_claims(images: Tensor, classes: Tensor, radii: Tensor | None) -> None:
     for name, given in (("class", classes), ("radius", radii)):
+        if not isinstance(given, Tensor | None):
+            raise ValueError(f"expected a tensor with a {name} for each image, got {type(given).__name__}")
         if given is not None and given.shape != images.shape[:1]:
             raise ValueError(f"expected a {name} for each of {len(images)} images, got shape {tuple(given.shape)}")
     if classes.dtype != torch.int64:

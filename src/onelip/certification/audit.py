@@ -19,13 +19,14 @@ from torch.nn.utils import parametrize
 from onelip.bounds.falsify import Claims, example_points, falsify
 from onelip.bounds.fast import Effort
 from onelip.certification.summary import aligned, title_of
+from onelip.core.bake import check_module
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.rounding import rounded_up
 from onelip.core.state import unchanged
 from onelip.graph.calls import Call, Graph
 from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
 from onelip.graph.step import StepBound
-from onelip.graph.trace import check_is_module, trace
+from onelip.graph.trace import check_example, trace
 from onelip.graph.walk import walk
 from onelip.nn.channels import Normalize
 
@@ -161,7 +162,8 @@ def audited(
 ) -> tuple[Audit, Claims]:
     """`audit`, and the claims that were tested."""
     say = progress or (lambda line: None)
-    check_is_module(model)
+    check_module(model)
+    check_example(example_input)
     findings = _findings_before(model, example_input, normalize)
     whole = model
     if normalize is not None:

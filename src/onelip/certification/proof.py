@@ -133,7 +133,8 @@ def prove_baked(
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+    is_shape = isinstance(shape, Sequence) and len(shape) > 0 and all(isinstance(n, int) and n > 0 for n in shape)
+    if not is_shape:
         raise ValueError(
             f"expected the shape of one image (channels, height, width), got {shape!r}; leave out the batch axis"
         )

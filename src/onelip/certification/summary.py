@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from onelip.bounds.falsify import falsify_layer, falsify_module
+from onelip.core.bake import check_module
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed, part_in_training
@@ -84,6 +85,7 @@ def summary(model: nn.Module) -> Summary:
         >>> summary(nn.Sequential(onelip.nn.AOLLinear(4, 4), nn.ReLU())).constant
         1.0
     """
+    check_module(model)
     rows = tuple(_rows(model, "", set(), in_chain=True, is_inside=False))
     part = part_in_training(model)
     if part is None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from onelip.core.batch_norm import fold as fold_batch_norms, is_foldable
-from onelip.core.errors import CannotCopy, NonFiniteWeight
+from onelip.core.errors import CannotCopy, CannotTrace, NonFiniteWeight
 from onelip.core.lipschitz_module import InputSizeGuard
 from onelip.core.state import Snapshot, uncached
 
@@ -51,6 +51,7 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True, guard: bool = 
         >>> list(bake(nn.Sequential(onelip.nn.AOLLinear(4, 4))).state_dict())
         ['0.weight', '0.bias']
     """
+    check_module(model)
     if is_plain(model, fold=fold):
         plain = copy_model(model)
     else:
@@ -67,6 +68,29 @@ def bake(model: Model, *, expand: bool = True, fold: bool = True, guard: bool = 
             for key in [key for key, hook in hooks.items() if isinstance(hook, InputSizeGuard)]:
                 del hooks[key], module._forward_pre_hooks_with_kwargs[key]
     return plain
+
+
+def check_module(model: object) -> None:
+    """Check that a model is a torch module.
+
+    Raises:
+        CannotTrace: if it is not.
+    """
+    if not isinstance(model, nn.Module):
+        raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
+
+
+def check_initialised(model: nn.Module) -> None:
+    """Check that no parameter of a lazy layer is missing.
+
+    Raises:
+        CannotTrace: if one is.
+    """
+    missing = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+    if missing:
+        raise CannotTrace(
+            f"expected a model with weights, got none in {missing[0]!r}; run it once to initialise lazy layers"
+        )
 
 
 def copy_model(model: Model, done: dict[int, Any] | None = None) -> Model:
@@ -102,6 +126,7 @@ def plain_of(model: Model, *, fold: bool = True) -> Model:
     Raises:
         NonFiniteWeight: if a weight is not finite.
     """
+    check_module(model)
     if not is_plain(model, fold=fold):
         return bake(model, fold=fold)
     _check_finite(model)
@@ -199,6 +224,7 @@ def tensor_in_eval_mode(layer: nn.Module, name: str) -> Tensor:
 
 
 def _check_finite(model: nn.Module) -> None:
+    check_initialised(model)
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             continue

@@ -50,6 +50,10 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
@@ -57,7 +61,7 @@ def read_json(path: Path) -> Any:
         RunError: if the file cannot be read or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), parse_constant=_refuse)
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:

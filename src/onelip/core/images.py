@@ -17,6 +17,8 @@ def check_images(images: Tensor) -> None:
     """
     if not isinstance(images, Tensor):
         raise ValueError(f"expected images as a tensor, got {type(images).__name__}; use torch.as_tensor(images)")
+    if images.layout != torch.strided or images.is_nested:
+        raise ValueError("expected a dense tensor of images, got a sparse or nested one; use images.to_dense()")
     if images.dtype not in DTYPES:
         raise ValueError(
             f"expected images of dtype uint8, float32 or float64, got {images.dtype}; "

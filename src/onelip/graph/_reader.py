@@ -167,6 +167,8 @@ class Reader:
         self.values[node] = Ref(index)
 
     def _finish(self, result: FxNode) -> Graph:
+        if not isinstance(result, FxNode):
+            raise CannotTrace(f"expected a model that returns a tensor, got {type(result).__name__}; return a tensor")
         value = self.values[result]
         if not isinstance(value, Ref):  # the output does not depend on the input
             shape, dtype = tuple(value.shape), value.dtype

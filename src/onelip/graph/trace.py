@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from onelip.core.bake import bake, plain_of
+from onelip.core.bake import bake, check_initialised, check_module, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.lipschitz_module import part_in_training
 from onelip.core.state import Snapshot, unchanged
@@ -109,12 +109,6 @@ def _graph(plain: nn.Module, example: Tensor, state: Snapshot) -> Graph:
     return graph
 
 
-def check_is_module(model: object) -> None:
-    """Raise an error if the model is not a torch module."""
-    if not isinstance(model, nn.Module):
-        raise CannotTrace(f"expected a torch module, got {type(model).__name__}; wrap the function in an nn.Module")
-
-
 def _check_modes(model: nn.Module) -> None:
     """Refuse a model in eval mode with a part in training mode: its calls are not those of eval mode."""
     if (part := part_in_training(model)) is not None:
@@ -124,9 +118,16 @@ def _check_modes(model: nn.Module) -> None:
         )
 
 
-def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
-    check_is_module(model)
-    _check_modes(model)
+def check_example(example: object) -> None:
+    """Check that an example input is a batch of numbers.
+
+    Raises:
+        CannotTrace: if it is not.
+    """
+    if isinstance(example, Tensor) and (
+        example.layout != torch.strided or example.is_nested or example.is_quantized or example.is_meta
+    ):
+        raise CannotTrace("expected a dense example with values, got a sparse, nested, quantized or meta tensor")
     if not isinstance(example, Tensor) or example.dim() < 2 or example.numel() == 0:
         got = f"shape {tuple(example.shape)}" if isinstance(example, Tensor) else type(example).__name__
         raise CannotTrace(f"expected an example input with a batch axis, got {got}; give a tensor (batch, ...)")
@@ -135,6 +136,12 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
             f"expected a floating-point example, got {example.dtype}; for uint8 images pass images.double() / 255; "
             "the constant is in the units of this input"
         )
+
+
+def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
+    check_module(model)
+    _check_modes(model)
+    check_example(example)
     if torch.is_autocast_enabled(example.device.type):
         raise CannotTrace(
             f"expected no autocast, got torch.autocast to {torch.get_autocast_dtype(example.device.type)} around the "
@@ -146,11 +153,7 @@ def _checked_example(model: nn.Module, example: Tensor) -> Tensor:
 
 
 def _plain(model: nn.Module, is_own: bool) -> nn.Module:
-    uninitialized = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
-    if uninitialized:
-        raise CannotTrace(
-            f"expected a model with weights, got none in {uninitialized[0]!r}; run it once to initialise lazy layers"
-        )
+    check_initialised(model)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (Tensor, nn.Parameter):  # such a class can replace F.linear and all other functions
             raise CannotTrace(

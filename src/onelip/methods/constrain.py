@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from onelip.core.bake import check_module
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import LipschitzModule
@@ -68,6 +69,7 @@ def constrain(
         >>> onelip.summary(constrain(model, "aol")).constant
         1.0
     """
+    check_module(model)
     chosen = _as_method(method)
     patterns = [skip] if isinstance(skip, str) else list(skip)
     layers, constrained, refused = _candidates(model, patterns)

@@ -164,7 +164,7 @@ def _results(view: View, run: RunDirectory) -> None:
         view.row |= {"epochs": view.log[-1]["epoch"], "seconds": sum(line.get("seconds", 0) for line in view.log)}
     if run.results.exists():
         found = read_json(run.results)
-        if not isinstance(found, dict) or not all(isinstance(part, dict) for part in found.values()):
+        if not isinstance(found, dict) or not all(map(_is_evaluation, found.values())):
             raise RunError(f"{run.results}: expected results by split; the file is damaged")
         stated = {part["weights_sha256"] for part in found.values() if "weights_sha256" in part}
         if run.plain.exists() and stated - {file_hash(run.plain)}:
@@ -183,6 +183,14 @@ def _results(view: View, run: RunDirectory) -> None:
         view.row["results"] = {last.get("split", "test"): last}
     else:
         view.row |= {"status": "failed", "why": f"no results yet; to finish the run: {run.resume_command}"}
+
+
+def _is_evaluation(part: Any) -> bool:
+    """Whether a part of results.json has the form of an evaluation."""
+    if not isinstance(part, dict) or not isinstance(part.get("cra"), dict | None):
+        return False
+    numbers = [part.get("accuracy"), part.get("images"), *(part.get("cra") or {}).values()]
+    return isinstance(part.get("mode", ""), str) and all(isinstance(n, int | float | None) for n in numbers)
 
 
 def examine(
