@@ -75,6 +75,11 @@ def test_models_without_a_tensor(result):
         onelip.audit(Odd().eval(), X)
 
 
+def test_labels_of_certify():
+    with pytest.raises(ValueError, match="expected labels as a tensor, got list"):
+        onelip.certify(linear(), X.double(), [0, 1])
+
+
 def test_claims_of_an_attack():
     images = X.double()
     for classes in ([0, 7], [-1, 0]):

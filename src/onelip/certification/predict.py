@@ -83,6 +83,8 @@ def certify(
     if batch_size < 1:
         raise ValueError(f"expected a batch_size of at least 1, got {batch_size}")
     check_images(images)
+    if not isinstance(labels, Tensor | None):
+        raise ValueError(f"expected labels as a tensor, got {type(labels).__name__}; use torch.as_tensor(labels)")
     if labels is not None and (labels.dtype not in (torch.int64, torch.int32) or labels.shape != (len(images),)):
         raise ValueError(
             f"expected {len(images)} integer labels, got {labels.dtype} {tuple(labels.shape)}; "
