@@ -14,7 +14,7 @@ Names are loaded when they are first used, so that the command line can answer w
 from typing import TYPE_CHECKING
 
 from onelip._version import __version__ as __version__
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         from_pretrained as from_pretrained,
         save_pretrained as save_pretrained,
     )
-    from onelip.gram.jtj import jtj as jtj
+    from onelip.gram.jacobian import jtj as jtj
     from onelip.losses import (
         OffsetCrossEntropy as OffsetCrossEntropy,
         gradient_penalty as gradient_penalty,

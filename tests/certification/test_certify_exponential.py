@@ -17,7 +17,7 @@ from onelip.certification.environment import check_backends
 from onelip.certification.proof import first_different_node
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
-from onelip.graph.exact import gain
+from onelip.core.floats import gain
 from onelip.graph.kinds import Exponential, NodeBound, Program, Stored, propagate
 from onelip.graph.lowering import lower
 from onelip.methods.orthogonal.soc import SOC, soc

@@ -24,7 +24,7 @@ from onelip.attacks.local import (
     walk_over_floats,
 )
 from onelip.attacks.result import AttackResult
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 
 NEIGHBOURS = 64  # neighbouring floats to try at the boundary
 _TARGETS = 3  # number of target classes, searched one by one

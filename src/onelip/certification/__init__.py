@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.certification.certificate import write_certificate as write_certificate

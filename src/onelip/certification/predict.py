@@ -26,7 +26,7 @@ from onelip.certification.result import Certification, Mode
 from onelip.core.bake import bake, copy_model, plain_of
 from onelip.core.errors import CannotTrace, ProofError
 from onelip.core.images import check_images, check_labels, images_hash, to_float
-from onelip.core.precision import full_precision
+from onelip.core.modes import full_precision
 from onelip.core.state import unchanged
 from onelip.graph.kinds import NodeBound
 from onelip.graph.reference import Reference, check_model_itself

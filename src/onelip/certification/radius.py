@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onelip.core.floats import squared_distances
 from onelip.core.rounding import root_below, up_root
-from onelip.graph.exact import squared_distances
 from onelip.graph.kinds import Affine, Join, NodeBound, Program
 
 # The number of pairs grows with the square of the number of classes; beyond this, all pairs have one constant.

@@ -8,7 +8,7 @@ Names are loaded on first use, so that plans do not import torch.
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.compare.plan import Budget as Budget, Plan as Plan

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, did_you_mean
 from onelip.methods.registry import METHODS
 from onelip.training.objective import with_method
 from onelip.training.recipe import MACHINE_FIELDS, Recipe, parse_seconds

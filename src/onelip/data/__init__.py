@@ -12,7 +12,7 @@ Names are imported on first use: listing and downloading data sets does not impo
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.core.errors import (

@@ -11,7 +11,6 @@ Read the modules in this order:
     modules.py      the constant of a module by itself, for the summary
     kinds.py        the nodes of a certified program: how they run, and their rounding errors
     lowering.py     from calls to nodes
-    exact.py        exact sums over weights, for kinds.py
     reference.py    runs a graph and compares a model with it
 """
 

@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
+from onelip.core.floats import gain, is_below, largest_sum, squared_norm
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.rounding import ETA, LIMIT, UNIT, gamma, up, up_root
-from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 
 @dataclass(frozen=True)

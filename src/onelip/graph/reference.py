@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from onelip.bounds.falsify import UNIT, Claim, Claims, Search, sample_norms
 from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.precision import full_precision
+from onelip.core.modes import full_precision
 from onelip.core.state import Snapshot, unchanged
 from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.step import StepBound, aten

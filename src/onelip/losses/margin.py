@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.losses.chain import PairConstants, estimated_constant
 from onelip.losses.offset import LARGEST, Loss, OffsetLoss, Reduction, widened
 from onelip.losses.registry import register_loss

@@ -6,7 +6,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.losses.registry import register_loss
 
 LARGEST = 1e30  # of the options of a loss: larger values overflow

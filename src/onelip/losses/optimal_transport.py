@@ -10,7 +10,7 @@ so a network with a proved constant $L$ gives the lower bound $(\mathbb E_P f - 
 import torch
 from torch import Tensor
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.losses.offset import LARGEST, Loss, Reduction, widened
 from onelip.losses.registry import register_loss
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_name_free, did_you_mean
-from onelip.core.plugins import load_entry_points
+from onelip.core.errors import check_name_free, did_you_mean
+from onelip.core.imports import load_entry_points
 
 _LOSSES: dict[str, Callable[..., Any]] = {}
 

@@ -11,11 +11,10 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from onelip.core.arguments import check_name_free, did_you_mean
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer, check_name_free, did_you_mean
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.imports import load_entry_points
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
-from onelip.core.plugins import load_entry_points
 from onelip.nn.aol import aol
 
 Guarantee = Literal["proved", "at convergence"]

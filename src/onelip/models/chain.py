@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.core.lipschitz_module import guard_image_shape
 from onelip.models.layers import LayerFactory
 from onelip.nn import BatchCentering, ConcatenationPool2d, FirstChannels, LipschitzAvgPool2d, lapped_patches

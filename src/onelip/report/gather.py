@@ -26,7 +26,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
-from onelip.gram.spectrum import spectrum_of_network
+from onelip.gram.jacobian import spectrum_of_network
 from onelip.plots.canvas import to_svg
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run, load_run_data

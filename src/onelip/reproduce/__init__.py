@@ -8,7 +8,7 @@ Names are loaded on first use, so that the list of experiments does not import t
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.reproduce.experiments import (

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from onelip.certification.proof import Progress, Proof
 from onelip.certification.result import Mode
-from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.bake import bake
-from onelip.core.errors import RecipeError, RunError
-from onelip.core.plugins import defining_modules, import_modules
+from onelip.core.errors import RecipeError, RunError, check_known, did_you_mean
+from onelip.core.imports import defining_modules, import_modules
 from onelip.data import DataError, DataNotFound, ImageData, NewImages, load_data, load_images, validation_split
 from onelip.losses.registry import find_loss, list_losses
 from onelip.methods.describe import options_of as options_of_method
