@@ -20,7 +20,7 @@ from onelip.bounds.fast import Effort
 from onelip.certification.audit import audited
 from onelip.certification.environment import check_backends, check_sound
 from onelip.certification.margins import real_radii
-from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of, prove_baked
+from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of_proof, prove_baked
 from onelip.certification.radius import certified_radii, pixel_distance, same_for_all
 from onelip.certification.result import Certification, Mode
 from onelip.core.bake import bake, copy_model, plain_of
@@ -117,7 +117,7 @@ class _How:
         if self.proof is None:
             return prove_baked(plain, shape, self.exact, self.effort, self.progress, points)
         check_same(self.proof, plain, shape)
-        falsify(claims_of(self.proof, points), points[:2])
+        falsify(claims_of_proof(self.proof, points), points[:2])
         return self.proof
 
 
@@ -152,7 +152,7 @@ def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor
     _check_types(plain, points.to(like))
     try:
         proved = how.proof_for(plain, points)
-        constant, claims = proved.constant, claims_of(proved, points)
+        constant, claims = proved.constant, claims_of_proof(proved, points)
     except ProofError:
         if how.proof is not None:  # of another model
             raise

@@ -128,7 +128,7 @@ def prove_baked(
     """`prove` for a network that is baked already, which is unchanged; tested at the given points."""
     program = program_of(plain, _checked_shape(input_shape))
     proved = _prove(program, exact, effort, progress or _silent)
-    falsify(claims_of(proved, points), points[:2])
+    falsify(claims_of_proof(proved, points), points[:2])
     return proved
 
 
@@ -140,7 +140,7 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def claims_of(proof: Proof, points: Tensor) -> Claims:
+def claims_of_proof(proof: Proof, points: Tensor) -> Claims:
     """Claims to test: the constant of every node, and of the difference of the two largest logits at each point."""
     nodes, bounds = proof.program.nodes, proof.node_bounds
     steps = []
@@ -170,7 +170,7 @@ def check_model(proof: Proof, model: nn.Module, points: Tensor) -> None:
     # Subtracting a mean before the division rounds differently than folding it into a bias.
     is_folded = any(map(is_foldable, model.modules()))
     dtypes = [like.dtype, torch.float32] if is_folded else [like.dtype]
-    check_model_itself(model, Reference(claims_of(proof, points), dtypes), points, like)
+    check_model_itself(model, Reference(claims_of_proof(proof, points), dtypes), points, like)
 
 
 def program_of(plain: nn.Module, shape: tuple[int, ...]) -> Program:

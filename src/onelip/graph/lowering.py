@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
-from onelip.graph.calls import Graph, Ref, argument_of
 from onelip.graph.kinds import Input, Node, Program, Stored
-from onelip.graph.step import aten, check_operations
+from onelip.graph.step import Graph, Ref, argument_of, aten, check_operations
 from onelip.graph.trace import trace
 
 LoweringRule = Callable[["Lowering"], int]

@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from onelip.core.batch_norm import Folded
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
-from onelip.graph._lengths import is_whole
-from onelip.graph.calls import Ref
+from onelip.graph._reader import is_whole
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.step import Refusal, Step, StepBound, aten, check_not_batch, register_rule
+from onelip.graph.step import Ref, Refusal, Step, StepBound, aten, check_not_batch, register_rule
 
 _MOVES = """
     view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int ravel.default
