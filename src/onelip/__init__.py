@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     )
     from onelip.attacks import AttackResult as AttackResult, attack as attack
     from onelip.certification.audit import Audit as Audit, audit as audit
-    from onelip.certification.predict import certify as certify
+    from onelip.certification.predict import Certification as Certification, certify as certify
     from onelip.certification.proof import Proof as Proof, prove as prove
-    from onelip.certification.result import Certification as Certification
     from onelip.certification.summary import Summary as Summary, summary as summary
     from onelip.checker import check as check
     from onelip.core.bake import bake as bake

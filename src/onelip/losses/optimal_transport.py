@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from onelip.core.errors import check_number
-from onelip.losses.offset import LARGEST, Loss, Reduction, widened
-from onelip.losses.registry import register_loss
+from onelip.losses.registry import LARGEST, Loss, Reduction, register_loss, widened
 
 
 @register_loss("kr")

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from onelip.core.errors import check_number
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.gram.products import self_correlation
-from onelip.losses.offset import LARGEST, OffsetLoss, Reduction, widened
-from onelip.losses.registry import register_loss
+from onelip.losses.registry import LARGEST, OffsetLoss, Reduction, register_loss, widened
 
 
 @register_loss("ocnn")

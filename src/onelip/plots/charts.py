@@ -9,8 +9,8 @@ from torch import Tensor
 
 from onelip.attacks.result import AttackResult
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, certified_accuracy as cra_at, radius_name
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification
+from onelip.certification.radius import PAPER_RADII, certified_accuracy as cra_at, radius_name
 from onelip.core.rounding import rounded_up
 from onelip.gram.jacobian import spectrum_of_network
 from onelip.plots.canvas import DASHES, FAINT, INK, MARKERS, PAPER, SERIES, SOFT, drawing, new_figure, shade

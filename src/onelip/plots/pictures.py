@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.attacks.result import AttackResult
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.images import to_float

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification
 from onelip.training.build import LoadedRun, load_run, load_run_data
 from onelip.training.run_directory import RunDirectory, read_log
 

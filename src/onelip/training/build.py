@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from onelip.certification.predict import Mode
 from onelip.certification.proof import Progress, Proof
-from onelip.certification.result import Mode
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError, RunError, check_known, did_you_mean
 from onelip.core.imports import defining_modules, import_modules

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
-from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.certification.radius import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
 from onelip.certification.summary import summary
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight
