@@ -13,8 +13,25 @@ from onelip.certification.predict import Certification
 from onelip.certification.radius import PAPER_RADII, certified_accuracy as cra_at, radius_name
 from onelip.core.rounding import rounded_up
 from onelip.gram.jacobian import spectrum_of_network
-from onelip.plots.canvas import DASHES, FAINT, INK, MARKERS, PAPER, SERIES, SOFT, drawing, new_figure, shade
-from onelip.plots.sources import Log, Run, by_name, certified, loaded, log_of, middle_image
+from onelip.plots.canvas import (
+    DASHES,
+    FAINT,
+    INK,
+    MARKERS,
+    PAPER,
+    SERIES,
+    SOFT,
+    Log,
+    Run,
+    by_name,
+    certified,
+    drawing,
+    loaded,
+    log_of,
+    middle_image,
+    new_figure,
+    shade,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

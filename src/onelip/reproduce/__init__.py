@@ -18,6 +18,6 @@ if TYPE_CHECKING:
         list_experiments as list_experiments,
     )
     from onelip.reproduce.run import Reproduction as Reproduction, reproduce as reproduce
-    from onelip.reproduce.text import TextTable as TextTable
+    from onelip.reproduce.tables import TextTable as TextTable
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)
