@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from onelip.core.errors import RunError, reason
 from onelip.core.files import read_json, write_whole
-from onelip.methods.describe import FOOTNOTES, supported_layers
-from onelip.methods.registry import METHODS
+from onelip.methods.registry import FOOTNOTES, METHODS, supported_layers
 from onelip.models.registry import create_model
 from onelip.nn import MaxMin
 from onelip.plots.pictures import crop_of_layer, described_layer, draw_crops, linear_layers
