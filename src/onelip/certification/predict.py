@@ -19,8 +19,16 @@ from torch import Tensor, nn
 from onelip.bounds.falsify import Claims, example_points, falsify, refute
 from onelip.bounds.fast import Effort
 from onelip.certification.audit import audited
-from onelip.certification.environment import check_backends, check_sound
-from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of_proof, prove_baked
+from onelip.certification.proof import (
+    Progress,
+    Proof,
+    check_backends,
+    check_model,
+    check_same,
+    check_sound,
+    claims_of_proof,
+    prove_baked,
+)
 from onelip.certification.radius import (
     PAPER_RADII,
     Head,
