@@ -15,7 +15,7 @@ import pytest
 from _data_samples import IDX, CifarSample, IdxSample
 
 from onelip import data
-from onelip.data import registry
+from onelip.data import download
 from onelip.data.registry import OFFICIAL
 
 NAME = "cifar-10-binary.tar.gz"
@@ -182,7 +182,7 @@ def test_a_full_disk_is_reported(tmp_path, server):
 
 
 def test_a_disk_that_fills_in_the_middle_keeps_what_has_come(tmp_path, server, monkeypatch):
-    real = registry._chunks
+    real = download._chunks
 
     def filling(response, address):
         for number, chunk in enumerate(real(response, address)):
@@ -190,10 +190,10 @@ def test_a_disk_that_fills_in_the_middle_keeps_what_has_come(tmp_path, server, m
                 raise OSError(errno.ENOSPC, "No space left on device")
             yield chunk
 
-    monkeypatch.setattr(registry, "_chunks", filling)
+    monkeypatch.setattr(download, "_chunks", filling)
     with pytest.raises(data.FetchError, match="received bytes are kept"):
         get(server, tmp_path)
-    monkeypatch.setattr(registry, "_chunks", real)
+    monkeypatch.setattr(download, "_chunks", real)
     assert part_of(tmp_path).stat().st_size == 2 * 256 * 1024
     assert get(server, tmp_path).read_bytes() == server.files[NAME]
 

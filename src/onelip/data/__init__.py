@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from onelip.core.images import to_float as to_float
     from onelip.data.augmentation import Augmentation as Augmentation
+    from onelip.data.download import fetch as fetch
     from onelip.data.image_data import (
         Batch as Batch,
         Batches as Batches,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         DataStatus as DataStatus,
         data_places as data_places,
         data_status as data_status,
-        fetch as fetch,
         list_data as list_data,
     )
 
