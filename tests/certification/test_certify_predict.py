@@ -15,8 +15,8 @@ from onelip.certification import Certification, ProofError, certify, prove
 from onelip.certification.proof import check_backends
 from onelip.core.errors import CannotTrace
 from onelip.core.images import to_float
-from onelip.graph.kinds import Affine, Input, Program, Stored
-from onelip.graph.lowering import lower
+from onelip.graph.kinds import Affine, Input, Stored
+from onelip.graph.lowering import Program, lower
 from onelip.nn import MaxMin
 
 

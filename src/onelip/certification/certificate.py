@@ -31,7 +31,8 @@ from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 from onelip.core.errors import ProofError
 from onelip.core.files import file_hash, write_whole
 from onelip.core.images import DTYPES, check_labels, images_hash
-from onelip.graph.kinds import Affine, Node, Program
+from onelip.graph.kinds import Affine, Node
+from onelip.graph.lowering import Program
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from onelip.core.batch_norm import is_foldable
 from onelip.core.errors import ProofError
 from onelip.core.geometry import padding_of
 from onelip.core.state import unchanged
-from onelip.graph.kinds import Affine, Exponential, Node, NodeBound, Potential, Program, propagate
-from onelip.graph.lowering import lower
+from onelip.graph.kinds import Affine, Exponential, Node, NodeBound, Potential, propagate
+from onelip.graph.lowering import Program, lower
 from onelip.graph.reference import Reference, check_model_itself
 
 # Called with the number of completed steps, their total number, and the title of the next step.

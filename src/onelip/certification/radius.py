@@ -20,7 +20,8 @@ from torch import Tensor
 
 from onelip.core.floats import squared_distances
 from onelip.core.rounding import root_below, up_root
-from onelip.graph.kinds import Affine, Join, NodeBound, Program
+from onelip.graph.kinds import Affine, Join, NodeBound
+from onelip.graph.lowering import Program
 
 # The radii of the paper's tables.
 PAPER_RADII = (36 / 255, 72 / 255, 108 / 255, 1.0)

@@ -4,9 +4,7 @@ Reading bits also works in a process that flushes subnormal numbers to zero (`to
 arithmetic on such weights would silently use zeros.
 """
 
-import functools
 import itertools
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -15,7 +13,6 @@ import torch
 from torch import Tensor
 
 from onelip.core.errors import NonFiniteWeight
-from onelip.core.rounding import up_root
 
 # Integer type of the same size, number of bits of the fraction, and bias of the exponent.
 _FORMATS = {
@@ -188,36 +185,6 @@ def squared_distances(rows: Tensor) -> list[list[Fraction]]:
 
 def _square_of_difference(one: Sequence[int], other: Sequence[int]) -> int:
     return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
-
-
-@functools.lru_cache(maxsize=1024)
-def gain(terms: int, norm: float) -> float:
-    """A float not below max |p(i a)| for |a| <= norm, where p(x) = sum_{j <= terms} x^j / j!.
-
-    So the norm of p(S) is not larger for any skew S of this norm: S is normal with eigenvalues i a. |p(i a)|^2 is
-    1 + x^m q(x) for x = a^2, with rational coefficients, m being the first power after 0: the sign of q near 0 decides
-    whether the series expands there. In each of many intervals of x the positive terms of q are largest at the end and
-    the negative ones at the beginning. All of it is integer arithmetic.
-
-    Examples:
-        >>> gain(4, 2.8), round(gain(5, 2.0), 3)
-        (1.0, 1.005)
-    """
-    if not 0 <= norm < math.inf:
-        return math.inf
-    whole = math.factorial(terms)
-    coefficients = [0] * (terms + 1)  # times whole^2
-    for j in range(terms + 1):
-        for k in range(j % 2, terms + 1, 2):  # i^j conj(i^k) is real only for even j - k
-            sign = 1 if (j - k) % 4 == 0 else -1
-            coefficients[(j + k) // 2] += sign * (whole // math.factorial(j)) * (whole // math.factorial(k))
-    m = next(j for j, c in enumerate(coefficients) if j > 0 and c != 0)
-    # In units of 1 / 256 for x, and of 256^-terms for the whole.
-    tail = [(c * 256 ** (terms - j), j - m) for j, c in enumerate(coefficients) if j >= m]
-    most = 0
-    for i in range(math.ceil(256 * Fraction(norm) ** 2)):
-        most = max(most, (i + 1) ** m * sum(c * (i + 1 if c > 0 else i) ** j for c, j in tail))
-    return up_root(1 + Fraction(most, whole**2 * 256**terms))
 
 
 def is_below(values: Tensor | None, limit: Fraction) -> bool:

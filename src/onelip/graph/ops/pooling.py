@@ -34,6 +34,7 @@ from onelip.core.geometry import geometry_of
 from onelip.core.rounding import multiply_up, up_root
 from onelip.graph import kinds
 from onelip.graph.lowering import Lowering, lowers
+from onelip.graph.ops.movement import windows_of
 from onelip.graph.step import Refusal, Step, StepBound, aten, per_axis, register_rule
 
 _COMB = 64  # distance of teeth to begin with
@@ -300,7 +301,7 @@ def lower_max_pool(low: Lowering) -> int:
     filled = all(any(0 <= s * o + d * t - p < n for t in range(k)) for n, k, s, p, d, out in each for o in range(out))
     if not (floor_mode and filled):
         return low.refuse()
-    take = kinds.windows_of(sizes, low.shape[1:], kernel, stride, padding, dilation)
+    take = windows_of(sizes, low.shape[1:], kernel, stride, padding, dilation)
     return low.emit(kinds.Max, low.source, take=take)
 
 
@@ -333,5 +334,5 @@ def lower_mean(low: Lowering) -> int:
 def average(low: Lowering, kernel: Sequence[int], stride: Sequence[int], factor: float) -> int:
     """Means of windows, times a factor."""
     # The number nearest to factor / size; the error of that is one of the roundings of the rule.
-    take = kinds.windows_of(low.source_shape[1:], low.shape[1:], kernel, stride)
+    take = windows_of(low.source_shape[1:], low.shape[1:], kernel, stride)
     return low.emit(kinds.Sum, low.source, take=take, factor=factor / math.prod(kernel))
