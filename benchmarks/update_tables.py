@@ -11,7 +11,7 @@ from _harness import RESULTS
 
 from onelip.core.paper import paper
 from onelip.core.rounding import rounded_up
-from onelip.methods.describe import by_year
+from onelip.methods.registry import FOOTNOTES, by_year, supported_layers
 
 # Published by Prach and Lampert (2022), AOL-Small: accuracy, then CRA by radius.
 _SMALL = next(row["values"] for row in paper()["tables"]["table-3"]["rows"] if row["name"] == "AOL-Small")
@@ -290,6 +290,24 @@ def _panels(content: dict[str, Any]) -> str:
     return table(("layer", "our run", *panels[0]["crop"]), rows)
 
 
+def registered_methods() -> str:
+    """All methods, then the property table of the paper."""
+    lines = ["| name | method | acts as | guarantee | train = eval | layers | note |", "|---|---|---|---|---|---|---|"]
+    marks, methods = {"yes": "yes", "partly": "~", "no": "no"}, by_year()
+    for method in methods:
+        same = "yes" if method.train_equals_eval else "no"
+        guarantee = method.guarantee or "none"
+        cells = (method.title, method.mechanism, guarantee, same, supported_layers(method), method.note)
+        lines.append(f"| `{method.name}` | " + " | ".join(cells) + " |")
+    lines += ["", "| method | E | F | G | M |", "|---|---|---|---|---|"]
+    for method in methods:
+        if (row := method.paper) is not None:
+            cells = [marks[getattr(row, c)] + (f" ({row.notes[c]})" if c in row.notes else "") for c in "EFGM"]
+            lines.append(f"| `{method.name}` | " + " | ".join(cells) + " |")
+    notes = "; ".join(f"({number}) {text}" for number, text in FOOTNOTES.items())
+    return "\n".join([*lines, "", f"{notes}."])
+
+
 def shown(number: float | None, form: str) -> str:
     """A number as text; - for none."""
     return "-" if number is None or math.isnan(number) else form.format(number).replace("%", " %")
@@ -299,7 +317,7 @@ PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
     RESULTS.parent / "docs" / "training.md": (fast, pairs, step_costs, retraction, paper_optimizers),
-    RESULTS.parent / "docs" / "methods.md": (measured, by_time, steps, layers),
+    RESULTS.parent / "docs" / "methods.md": (registered_methods, measured, by_time, steps, layers),
     RESULTS.parent / "docs" / "compare.md": (one_epoch,),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),
     RESULTS.parent / "docs" / "reproduce.md": (reproduced,),

@@ -184,7 +184,7 @@ def work(seed: str, parts: list[str], stop: Callable[[Run], bool], corpus: Path,
     """Draw until a stop request, the parts in turn by their share of the time."""
     torch.set_num_threads(1)
     run, numbers = Run(seed, corpus, current), dict.fromkeys(parts, 0)
-    with library.quick_tracing():
+    with library.quick_tracing(), library.shared_exports():
         while not stop(run):
             spent = {part: run.tallies.get(part, {"seconds": 0.0})["seconds"] / SHARES[part] for part in parts}
             part = min(parts, key=lambda name: spent[name])

@@ -1,6 +1,7 @@
 """Every call of the fuzzer into onelip, so that a new name or a moved function changes this file only."""
 
 import contextlib
+import copy
 import functools
 import io
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import torch.export.exported_program as exporting
 from torch import Tensor, nn
 
@@ -179,6 +181,50 @@ def _replaced(*functions: Any) -> Iterator[None]:
 def slow_tracing() -> contextlib.AbstractContextManager[None]:
     """torch's own way, inside of `quick_tracing`."""
     return _replaced(*_SLOW.values())
+
+
+@contextlib.contextmanager
+def shared_exports() -> Iterator[None]:
+    """Export a program once for consecutive networks that differ in their weights only (`Network.program`).
+
+    torch.export runs without values, so its graph is the same for all of them; the weights are put into a copy of it. A
+    graph with weights of another network would give a false bound, which the oracle reports. Everything else of an
+    audit runs for each network. A network that is exported twice (masks, a changing state) is never shared.
+    """
+    export, kept, exported = torch.export.export, {}, set()
+
+    def export_once(model: nn.Module, *arguments: Any, **settings: Any) -> Any:
+        key = getattr(type(model), "program", None)
+        if key is None or type(model) in exported:
+            kept.pop(key, None)
+            return export(model, *arguments, **settings)
+        exported.clear()
+        exported.add(type(model))
+        if (weights := _weights(model, kept.get(key))) is not None:
+            program = copy.copy(kept[key])
+            program._state_dict = weights
+            return program
+        kept.clear()
+        kept[key] = export(model, *arguments, **settings)
+        return kept[key]
+
+    torch.export.export = export_once
+    try:
+        yield
+    finally:
+        torch.export.export = export
+
+
+def _weights(model: nn.Module, program: Any) -> dict[str, Tensor] | None:
+    """The tensors of a model by their names in an exported program; None if they do not fit."""
+    if program is None or program.constants:
+        return None
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    fits = all(
+        name in held and (held[name].shape, held[name].dtype) == (old.shape, old.dtype)
+        for name, old in program.state_dict.items()
+    )
+    return {name: held[name] for name in program.state_dict} if fits else None
 
 
 @contextlib.contextmanager

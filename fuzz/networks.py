@@ -1,6 +1,7 @@
 """Whole networks through the audit: no pair of inputs may be steeper than the proved constant."""
 
 import copy
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from fuzz import library, oracle, programs
-from fuzz.case import Case, Outcome, Random, crash
+from fuzz.case import TAME, Case, Outcome, Random, crash
 
 CALLS = 24  # of a model before it is measured: state may act late
 ROOM = 1 + 1e-6  # of a ratio, for rounding inside of the network
+BLOCK = 4  # networks with the same program and different weights
 
 
-def draw(rng: Random, templates: list[str] | None = None) -> Case:
-    """One to six lines on a small input."""
+def draw(rng: Random, templates: list[str] | None = None, block: str | None = None) -> Case:
+    """One to six lines on a small input.
+
+    Networks of a block share their program, so that it is exported once, if it has weights and nothing else that may
+    change it.
+    """
+    if block is not None:
+        case = draw(random.Random(block), templates)
+        if not case["attributes"] and not case["setup"] and programs.has_weights(case):
+            return case | {"fill": rng.choice(TAME), "seed": rng.randrange(2**20), "lower": rng.random() < 0.1}
     rank = rng.choice((1, 2, 3, 3, 3, 3, 4)) if rng.random() < 0.95 else 2
     most = {1: 8, 2: 6, 3: 6, 4: 3}[rank]
     shape = tuple(rng.randint(1, 4 if axis == 0 and rank > 1 else most) for axis in range(rank))

@@ -92,7 +92,9 @@ def build(case: Case) -> nn.Module:
     body = "\n    ".join([*case["lines"], f"return {case['result']}"])
     space: dict[str, Any] = dict(NAMES)
     exec(compile(_checked(f"def forward(self, v0):\n    {body}\n"), "case", "exec"), space)
-    network = type("Network", (nn.Module,), {"forward": space["forward"]})()
+    program = {key: value for key, value in case.items() if key not in ("fill", "seed", "lower")}
+    members = {"forward": space["forward"], "program": json.dumps(program, sort_keys=True)}
+    network = type("Network", (nn.Module,), members)()
     for name, source in case["modules"].items():
         setattr(network, name, eval(compile(_checked(source), "case", "eval"), dict(NAMES)))
     fill(network, case["fill"], case["seed"])
@@ -111,6 +113,13 @@ def build(case: Case) -> nn.Module:
             setattr(type(network) if value == "class number" else network, name, made)
     network.to(torch.float64 if case["dtype"] == "float64" else torch.float32)
     return change(network.eval(), case["setup"])
+
+
+def has_weights(case: Case) -> bool:
+    """Whether the network of a case has parameters or buffers with real numbers."""
+    if shape_of(case) is None:
+        return False
+    return any(value.is_floating_point() for value in build(case).state_dict().values())
 
 
 def change(network: nn.Module, lines: list[str]) -> nn.Module:

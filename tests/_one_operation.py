@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from onelip.graph.calls import Call, Graph, Ref
-from onelip.graph.step import aten
+from onelip.graph.step import Call, Graph, Ref, aten
 from onelip.graph.walk import walk
 
 X = Ref(0)

@@ -14,7 +14,7 @@ Names are loaded when they are first used, so that the command line can answer w
 from typing import TYPE_CHECKING
 
 from onelip._version import __version__ as __version__
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip import (
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     )
     from onelip.attacks import AttackResult as AttackResult, attack as attack
     from onelip.certification.audit import Audit as Audit, audit as audit
-    from onelip.certification.predict import certify as certify
+    from onelip.certification.predict import Certification as Certification, certify as certify
     from onelip.certification.proof import Proof as Proof, prove as prove
-    from onelip.certification.result import Certification as Certification
     from onelip.certification.summary import Summary as Summary, summary as summary
     from onelip.checker import check as check
     from onelip.core.bake import bake as bake
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
         from_pretrained as from_pretrained,
         save_pretrained as save_pretrained,
     )
-    from onelip.gram.jtj import jtj as jtj
+    from onelip.gram.jacobian import jtj as jtj
     from onelip.losses import (
         OffsetCrossEntropy as OffsetCrossEntropy,
         gradient_penalty as gradient_penalty,

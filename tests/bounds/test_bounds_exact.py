@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 
 from onelip.bounds import ProofFailed, Witness, exact, exact_bound, exact_bound_layer
-from onelip.bounds._remainders import absolute_gram_sums, coprime_bases
+from onelip.bounds.exact import absolute_gram_sums, coprime_bases
 from onelip.bounds.fast import candidates
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import geometry_of

@@ -13,7 +13,7 @@ from torch import nn
 from onelip.bounds import ProofFailed, Witness, _frequencies as frequencies, bound_weight, exact_bound
 from onelip.bounds._frequencies import frequency_bound, is_proved
 from onelip.bounds._gram import lay_out
-from onelip.checker.frequencies import is_covered
+from onelip.checker.norms import is_covered
 from onelip.core import floats
 from onelip.core.geometry import geometry_of
 

@@ -16,8 +16,8 @@ from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import geometry_of
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
-from onelip.graph.kinds import Affine, Input, NodeBound, Program, Scale, Stored, propagate
-from onelip.graph.lowering import lower
+from onelip.graph.kinds import Affine, Input, NodeBound, Scale, Stored, propagate
+from onelip.graph.lowering import Program, lower
 
 
 def layer_program(module, shape):

@@ -13,13 +13,11 @@ from _certified_programs import check, states_of
 from torch import nn
 
 import onelip
-from onelip.certification.environment import check_backends
-from onelip.certification.proof import first_different_node
+from onelip.certification.proof import check_backends, first_different_node
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
-from onelip.graph.exact import gain
-from onelip.graph.kinds import Exponential, NodeBound, Program, Stored, propagate
-from onelip.graph.lowering import lower
+from onelip.graph.kinds import Exponential, NodeBound, Stored, gain, propagate
+from onelip.graph.lowering import Program, lower
 from onelip.methods.orthogonal.soc import SOC, soc
 
 DOUBLE = {"dtype": torch.float64}

@@ -16,7 +16,7 @@ import onelip
 from onelip import checker
 from onelip.certification import ProofError, certify, write_certificate
 from onelip.certification.certificate import WeightFile, digest
-from onelip.certification.margins import PAPER_RADII
+from onelip.certification.radius import PAPER_RADII
 from onelip.cli.certify import run as certify_command
 from onelip.core.errors import RecipeError, RunError
 from onelip.core.files import write_json, write_whole

@@ -13,8 +13,7 @@ from _certified_programs import check, states_of
 from torch import nn
 
 import onelip
-from onelip.certification.environment import check_backends
-from onelip.certification.proof import first_different_node
+from onelip.certification.proof import check_backends, first_different_node
 from onelip.checker import Rejected, check as check_file
 from onelip.core.errors import ProofError
 from onelip.core.rounding import UNIT, up

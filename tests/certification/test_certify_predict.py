@@ -12,11 +12,11 @@ from torch import nn
 import onelip
 from onelip.bounds import ProofFailed, exact_bound
 from onelip.certification import Certification, ProofError, certify, prove
-from onelip.certification.environment import check_backends
+from onelip.certification.proof import check_backends
 from onelip.core.errors import CannotTrace
 from onelip.core.images import to_float
-from onelip.graph.kinds import Affine, Input, Program, Stored
-from onelip.graph.lowering import lower
+from onelip.graph.kinds import Affine, Input, Stored
+from onelip.graph.lowering import Program, lower
 from onelip.nn import MaxMin
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from onelip.certification import certify, prove
-from onelip.certification.margins import real_radii
-from onelip.certification.radius import Head, certified_radii, pixel_distance
+from onelip.certification.radius import Head, certified_radii, pixel_distance, real_radii
 from onelip.nn import MaxMin
 
 

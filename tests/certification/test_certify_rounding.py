@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from onelip.core.errors import ProofError
-from onelip.core.floats import integers
+from onelip.core.floats import integers, is_below, largest_sum, squared_distances, squared_norm
 from onelip.core.rounding import LIMIT, gamma, root_below, up, up_root
-from onelip.graph.exact import is_below, largest_sum, squared_distances, squared_norm
 
 POSITIVE = st.builds(
     lambda n, d, e: Fraction(n, d) * Fraction(2) ** e,

@@ -15,7 +15,7 @@ from onelip.certification import proof as proofs
 from onelip.certification.radius import make_head
 from onelip.core.errors import CannotTrace, ProofError, UnsoundBound
 from onelip.graph import step as _step
-from onelip.graph.reference import Reference, claims_of
+from onelip.graph.reference import Reference, claims_of_graph
 from onelip.graph.trace import trace
 from onelip.graph.walk import walk
 from onelip.nn import LipschitzModule
@@ -362,7 +362,7 @@ def test_steps_without_derivative_are_measured_in_random_directions():
 def test_the_reference_is_what_the_graph_computes():
     model = Net().double().eval()
     graph = trace(model, torch.rand(2, 6).double())
-    reference = Reference(claims_of(graph, walk(graph)), [torch.float64])
+    reference = Reference(claims_of_graph(graph, walk(graph)), [torch.float64])
     x = torch.rand(5, 6).double()
     y, allowed = reference.outputs(x)
     assert torch.allclose(y, model(x), rtol=1e-14)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from onelip.certification.margins import (
+from onelip.certification.radius import (
     PAPER_RADII,
     certified_accuracy,
     margins,

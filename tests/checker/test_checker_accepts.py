@@ -21,7 +21,7 @@ from _certified_networks import (
 from _exact_layers import up, up_power_root, up_root
 from hypothesis import given, settings, strategies as st
 
-from onelip.checker import Rejected, check, norms, proof
+from onelip.checker import Rejected, check, norms, program
 
 
 @pytest.mark.parametrize("make", [everything, quiet, small, no_head])
@@ -125,15 +125,15 @@ def test_no_margin_and_no_slope():
     zero, error = Fraction(0), Fraction(1, 8)
     for margin, good in ((Fraction(1), False), (Fraction(2), True)):
         for radius in (zero, Fraction(4)):
-            assert proof.is_radius(radius, [margin, zero], 0, [zero, zero], error, 17) == good
-        assert not proof.is_radius(Fraction(4), [margin, zero], 0, [zero, zero], error, 16)  # it stays below sqrt(n)
+            assert program.is_radius(radius, [margin, zero], 0, [zero, zero], error, 17) == good
+        assert not program.is_radius(Fraction(4), [margin, zero], 0, [zero, zero], error, 16)  # it stays below sqrt(n)
 
 
 def test_radii_are_strict_in_every_pair():
     logits, squares = [Fraction(v) for v in (5, 1, 0)], [Fraction(v) for v in (0, 4, 1)]
     for radius, good in ((2, False), (Fraction(2) - Fraction(1, 2**60), True)):  # 4 / 2 and 5 / 1
-        assert proof.is_radius(Fraction(radius), logits, 0, squares, Fraction(0), 100) == good
-    assert not proof.is_radius(Fraction(0), [Fraction(1), Fraction(1)], 0, [Fraction(0)] * 2, Fraction(0), 100)
+        assert program.is_radius(Fraction(radius), logits, 0, squares, Fraction(0), 100) == good
+    assert not program.is_radius(Fraction(0), [Fraction(1), Fraction(1)], 0, [Fraction(0)] * 2, Fraction(0), 100)
 
 
 @settings(max_examples=50)

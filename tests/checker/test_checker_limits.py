@@ -16,7 +16,7 @@ from _certificate_files import safetensors, sealed, write
 from _certificates import Builder
 from _certified_networks import dyadic, everything, files, pixels, rejected, small
 
-from onelip.checker import Rejected, certificate, check, frequencies, limits, norms, program, proof
+from onelip.checker import Rejected, certificate, check, norms, program
 from onelip.checker.reading import TrackedDict
 
 ONE = {"lipschitz": "1", "norm": "1", "error": "1", "place": ""}
@@ -151,7 +151,7 @@ def nothing_is_computed(monkeypatch):
     def fail(*given):
         raise AssertionError("computed")
 
-    for module, name in ((proof, "prove"), (norms, "to_integers"), (norms, "matrix"), (program.Layer, "run")):
+    for module, name in ((program, "prove"), (norms, "to_integers"), (norms, "matrix"), (program.Layer, "run")):
         monkeypatch.setattr(module, name, fail)
 
 
@@ -200,7 +200,7 @@ def test_rejected_in_little_memory(tmp_path):
 READ = """
 import resource
 import numpy as np
-from onelip.checker.limits import bit_length
+from onelip.checker.program import bit_length
 from onelip.checker.reading import Rejected, read_tensors
 
 data = bytes(64 * 2**20)
@@ -230,8 +230,8 @@ def test_bit_length_of_long_arrays(size):
     """The largest and the smallest number may be in different parts of an array."""
     array = np.zeros(size)
     array[0], array[-1] = 2.0**-30, 3.0 * 2.0**20
-    assert limits.bit_length(array) == (2 if size == 1 else 52)
-    assert limits.bit_length(np.zeros(size)) == 1
+    assert program.bit_length(array) == (2 if size == 1 else 52)
+    assert program.bit_length(np.zeros(size)) == 1
 
 
 def write_json(directory, data, size=None):
@@ -302,7 +302,7 @@ def real(width, convolutions, dense, count):
     nodes.append(node("join", [len(nodes) - 1], [width]))
     for _ in range(dense):
         nodes += [layer([len(nodes) - 1], [width], "d", kind="cholesky")]
-    return limits.estimate(
+    return program.estimate(
         [TrackedDict([(k, tracked(v)) for k, v in n.items()]) for n in last(nodes)], tensors, count, count
     )
 
@@ -320,14 +320,14 @@ def test_real_networks_pass():
 
 
 def test_bit_lengths():
-    assert limits.bit_length(np.array([0.0, 1.0, -3.0, 0.5])) == 3  # 0, 2, -6, 1
-    assert limits.bit_length(np.array([2.0**100, 2.0**90])) == 11
-    assert limits.bit_length(np.array([1.0, 2.0**-1074])) == 1075
-    assert limits.bit_length(np.zeros(3)) == 1
+    assert program.bit_length(np.array([0.0, 1.0, -3.0, 0.5])) == 3  # 0, 2, -6, 1
+    assert program.bit_length(np.array([2.0**100, 2.0**90])) == 11
+    assert program.bit_length(np.array([1.0, 2.0**-1074])) == 1075
+    assert program.bit_length(np.zeros(3)) == 1
     for seed in range(20):
         array = np.random.default_rng(seed).normal(size=50) * 2.0 ** np.random.default_rng(seed).integers(-60, 60, 50)
         whole, _ = norms.to_integers(array)
-        assert limits.bit_length(array) == max(abs(int(v)) for v in whole).bit_length()
+        assert program.bit_length(array) == max(abs(int(v)) for v in whole).bit_length()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -339,8 +339,8 @@ def test_products_are_counted(steps, monkeypatch):
     given["bound"]["scale"] = ["1 1"]
     made = program.Layer(given, [2, 4, 4], tensors)
     calls = {"estimated": 0.0, "taps": 0}
-    monkeypatch.setattr(limits, "product", lambda *sizes: 1e6)
-    calls["estimated"] = limits.cost_of_sigma(given, made, 9.0)[0] / 1e6
+    monkeypatch.setattr(program, "seconds_of_product", lambda *sizes: 1e6)
+    calls["estimated"] = program.cost_of_sigma(given, made, 9.0)[0] / 1e6
     rows, product = norms.row_sums, norms.product
 
     def count(one, other):
@@ -379,7 +379,7 @@ def test_phases_are_split_once(monkeypatch):
 def test_values_are_freed_after_their_last_use(tmp_path):
     """A chain needs the memory of its largest node, not of all."""
     short, long = (
-        limits.estimate([TrackedDict([*n.items()]) for n in chain(*[("relu", [1, 2**20])] * n)], TrackedDict([]), 1, 1)
+        program.estimate([TrackedDict([*n.items()]) for n in chain(*[("relu", [1, 2**20])] * n)], TrackedDict([]), 1, 1)
         for n in (5, 500)
     )
     assert short[1] == long[1]
@@ -415,13 +415,13 @@ def test_the_time_of_a_wide_program_is_linear(tmp_path):
 def test_deep_trees_of_frequencies_are_rejected_before_their_points_are_computed(monkeypatch):
     """Each halving adds a bit to a point, and powers multiply the bits: 900 halvings took minutes."""
     kernel = np.ones((400, 1, 1, 1))
-    monkeypatch.setattr(frequencies, "powers", lambda *_: pytest.fail("a point was computed"))
-    assert not frequencies.is_covered(kernel, Fraction(800), "0" * 900 + "1")
+    monkeypatch.setattr(norms, "powers", lambda *_: pytest.fail("a point was computed"))
+    assert not norms.is_covered(kernel, Fraction(800), "0" * 900 + "1")
 
 
 def test_powers_of_points_are_exact():
     t = Fraction(3, 1024)
     a = 2 * math.atan(t) + math.pi / 2
-    found = frequencies.powers(t, 1, 50)
+    found = norms.powers(t, 1, 50)
     assert np.allclose(found, np.exp(1j * a * np.arange(50)), rtol=0, atol=1e-14)
     assert max(abs(abs(z) - 1) for z in found) < 2**-51

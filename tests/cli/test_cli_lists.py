@@ -7,8 +7,7 @@ import pytest
 from _runs import call, onelip
 
 from onelip.cli import methods as command
-from onelip.methods.describe import by_year, options_of
-from onelip.methods.registry import METHODS, Guarantee, Mechanism
+from onelip.methods.registry import METHODS, Guarantee, Mechanism, by_year, options_of
 from onelip.models import describe_model, list_models
 
 METHOD_TEXTS = {method.name: method.title for method in by_year()}

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from onelip.cli.compare import run as command
 from onelip.compare import Budget, Plan, compare, comparison_tables, measures, run as run_module
-from onelip.compare.plan import choose_methods
+from onelip.compare.run import choose_methods
 from onelip.core import files
 from onelip.core.files import locked
 from onelip.methods.registry import METHODS
@@ -226,7 +226,7 @@ def test_failed_methods_are_tried_again_if_asked(tmp_path, monkeypatch, quick):
 
 
 def test_a_real_divergence_is_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("onelip.compare.plan._PLAIN_RATE", 1e30)
+    monkeypatch.setattr("onelip.compare.run._PLAIN_RATE", 1e30)
     record = compare(plan_of("none", lr=1e30), tmp_path, data=small_data(), memory=False)
     assert record["rows"][0]["status"] == "failed"
     assert "diverged" in record["rows"][0]["why"]

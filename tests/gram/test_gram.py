@@ -5,11 +5,9 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from onelip.core.floats import power_of_two
-from onelip.core.precision import rounding_room
-from onelip.gram.correlation import self_correlation
-from onelip.gram.perron import perron_vector
-from onelip.gram.rescale import one_step, rescaled
-from onelip.gram.row_sums import absolute_row_sums
+from onelip.core.modes import rounding_room
+from onelip.gram.products import absolute_row_sums, self_correlation
+from onelip.gram.rescale import one_step, perron_vector, rescaled
 
 SHAPES = [
     (1, 4, 5),

@@ -6,7 +6,7 @@ from torch import nn
 
 import onelip
 from onelip.core.errors import UnsupportedLayer
-from onelip.gram.jtj import center_crop, jtj
+from onelip.gram.jacobian import center_crop, jtj
 from onelip.testing import exact_jacobian
 
 LAYERS = {

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 import onelip
 from onelip.core.errors import CannotTrace
-from onelip.graph.calls import Ref
+from onelip.graph.step import Ref
 from onelip.graph.trace import trace
 from onelip.graph.walk import walk
 from onelip.nn import ConvexResidual, LipschitzModule, MaxMin

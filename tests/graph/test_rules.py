@@ -15,8 +15,7 @@ from torch import Tensor
 
 from onelip.core.rounding import add_up, hypotenuse_up, inverse_up
 from onelip.graph import known_operations, register_rule
-from onelip.graph.calls import Call, Graph, Ref
-from onelip.graph.step import aten
+from onelip.graph.step import Call, Graph, Ref, aten
 from onelip.graph.walk import walk
 
 TIGHT = 1 + 1e-9

@@ -10,7 +10,7 @@ from _one_operation import X, norm_from_forward, verdict
 from torch import nn
 
 import onelip
-from onelip.graph.ops.sums import cumsum_norm_up
+from onelip.graph.ops.arithmetic import cumsum_norm_up
 from onelip.graph.step import aten
 
 # Sizes and scales that contradict each other make torch read beyond the border, where memory is not the same each time:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onelip
-from onelip.certification.margins import margins
+from onelip.certification.radius import margins
 from onelip.losses import CertificateRegularisation, EMMALoss, GloRoLoss, LMTLoss, bottom_score, emma_scores, lmt_scores
 from onelip.losses.chain import (
     NotAChain,

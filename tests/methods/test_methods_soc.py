@@ -9,7 +9,7 @@ from torch import nn
 
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
-from onelip.graph.exact import gain
+from onelip.graph.kinds import gain
 from onelip.methods import soc
 from onelip.methods.orthogonal.soc import exponential, skew_kernel, skew_norm_bound
 from onelip.testing.norms import exact_jacobian

@@ -6,7 +6,7 @@ from torch import nn
 
 import onelip
 from onelip.methods.registry import Method
-from onelip.models.layers import LayerFactory
+from onelip.models.chain import LayerFactory
 
 
 def test_layers_that_a_method_refuses_are_made_from_those_it_serves():

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import onelip
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import original_of
-from onelip.core.precision import full_precision
 from onelip.nn.aol import find_aol
 from onelip.testing import exact_norm
 

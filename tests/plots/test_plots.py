@@ -13,7 +13,7 @@ import onelip
 from onelip import plots
 from onelip.core.errors import UnsupportedLayer
 from onelip.data import load_data
-from onelip.gram.spectrum import spectrum_of_network
+from onelip.gram.jacobian import spectrum_of_network
 from onelip.plots.canvas import PALETTE, to_svg
 from onelip.plots.pictures import _interest
 

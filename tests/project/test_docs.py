@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from onelip.methods.describe import markdown_tables
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -53,10 +51,6 @@ def test_tables_come_from_results(monkeypatch):
 def test_results_contain_their_command():
     for path in (ROOT / "results").glob("*.json"):
         assert {"command", "torch"} <= set(json.loads(path.read_text())), path
-
-
-def test_table_of_methods_is_generated():
-    assert markdown_tables() in (ROOT / "docs" / "methods.md").read_text()
 
 
 def test_links_between_documents():

@@ -23,10 +23,9 @@ from onelip.methods.registry import METHODS
 from onelip.models import registry
 from onelip.models.chain import Chain
 from onelip.models.registry import register_model, takes_arguments_of
-from onelip.reproduce import Row, find_experiment, list_experiments, plan as plan_module, reproduce, run as run_module
+from onelip.reproduce import Row, find_experiment, list_experiments, reproduce, run as run_module
 from onelip.reproduce.experiments import differences, narrower
-from onelip.reproduce.tables import orthogonality
-from onelip.reproduce.text import TextTable
+from onelip.reproduce.tables import TextTable, orthogonality
 from onelip.training import Cost, load_run, train, train_or_reuse
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +57,7 @@ def small_model():
 @pytest.fixture(autouse=True)
 def no_measurements(monkeypatch):
     """Times of steps are measured in tests/training/test_budget.py."""
-    monkeypatch.setattr(plan_module, "measure_cost", lambda *a: Cost(1.0, 10.0, 7, 2))
+    monkeypatch.setattr(run_module, "measure_cost", lambda *a: Cost(1.0, 10.0, 7, 2))
 
 
 def small_images(classes=10):
@@ -75,7 +74,7 @@ def finished(tmp_path_factory):
     """The trade-off table with a small network, on random images."""
     out = tmp_path_factory.mktemp("reproduce")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "measure_cost", lambda *a: Cost(1.0, 10.0, 7, 2))
+        patch.setattr(run_module, "measure_cost", lambda *a: Cost(1.0, 10.0, 7, 2))
         return out, reproduce("table-5", out, data=small_images(), command="it", **SETTINGS)
 
 
@@ -193,7 +192,7 @@ def test_the_recipe_as_published_has_no_label():
 def test_finished_runs_are_used(finished, tmp_path, monkeypatch):
     out = copy_of(finished, tmp_path)
     monkeypatch.setattr("onelip.training.trainer.train", lambda *a, **k: pytest.fail("trained again"))
-    monkeypatch.setattr(plan_module, "measure_cost", lambda *a: pytest.fail("measured again"))
+    monkeypatch.setattr(run_module, "measure_cost", lambda *a: pytest.fail("measured again"))
     found = reproduce("table-5", out, data=small_images(), **SETTINGS)
     assert found.table.rows == finished[1].table.rows
     assert found.plan.notes == ["All runs are finished."]
@@ -296,7 +295,7 @@ def test_a_budget_of_time_scales_width_and_epochs(tmp_path, monkeypatch):
         width = int(recipe.model_options[0].partition("=")[2]) if recipe.model_options else 32
         return recipe.replace(epochs=max(1, int(seconds / width)), evaluate_every=2)
 
-    monkeypatch.setattr(plan_module, "fit_to_budget", fit)
+    monkeypatch.setattr(run_module, "fit_to_budget", fit)
     plan = {"data": small_images(), "budget": "100s", "plan_only": True, "threads": 1}
     found = reproduce("table-6", tmp_path, **plan)
     networks = {row[0]: row[1:4] for row in found.plan.rows}
@@ -424,7 +423,7 @@ def test_a_budget_that_is_too_small_costs_its_rows_only(tmp_path, monkeypatch):
             raise RecipeError("a budget of 1m is too small")
         return recipe.replace(epochs=1)
 
-    monkeypatch.setattr(plan_module, "fit_to_budget", fit)
+    monkeypatch.setattr(run_module, "fit_to_budget", fit)
     found = reproduce("table-6", tmp_path, data=small_images(), budget="1m", plan_only=True)
     assert found.failed == {"cifar10-aol-fc": "a budget of 1m is too small"}
     assert [row[1] for row in found.table.rows[::5]] == ["failed", *["not finished"] * 4]

@@ -14,7 +14,7 @@ from onelip.core.errors import UnsoundBound
 from onelip.core.lipschitz_module import Bound
 from onelip.graph.modules import bound_chain, bound_stored
 from onelip.losses.chain import pair_distances
-from onelip.models.layers import LayerFactory
+from onelip.models.chain import LayerFactory
 from onelip.testing import exact_norm
 from onelip.training import Constants, evaluate, find_constants, load_run, train
 from onelip.training.build import build_model

@@ -17,7 +17,7 @@ from onelip.losses import EMMALoss, LMTLoss, list_losses, orthogonality_penalty
 from onelip.methods.projections import Projection
 from onelip.methods.registry import METHODS
 from onelip.models import register_model, registry as models_registry
-from onelip.models.layers import LayerFactory
+from onelip.models.chain import LayerFactory
 from onelip.training import Recipe, RecipeError, load_run, preset, train
 from onelip.training.build import build_model
 from onelip.training.evaluation import BY_PAIRS

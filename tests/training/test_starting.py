@@ -10,7 +10,7 @@ import torch
 from _runs import SMALL, SMALL_FLAGS, call, finish, start
 
 import onelip
-from onelip.core import plugins
+from onelip.core import imports
 from onelip.core.errors import RunError, Stopped
 from onelip.training import RunDirectory, StopRequest, distributed, read_config, stop_on_signals, train
 from onelip.training.learner import Learner
@@ -217,7 +217,7 @@ def test_entry_points(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[onelip.models]\nours = entry_models\nbroken = no_such_module\n")
     (tmp_path / "entry_models.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.load_entry_points.cache_clear()
+    imports.load_entry_points.cache_clear()
     try:
         with pytest.warns(UserWarning, match="the entry point 'broken' of onelip.models failed"):
             model = onelip.create_model("from-elsewhere", image_size=8, in_channels=1)
@@ -225,4 +225,4 @@ def test_entry_points(tmp_path, monkeypatch):
     finally:
         registry._MODELS.pop("from-elsewhere", None)
         sys.modules.pop("entry_models", None)
-        plugins.load_entry_points.cache_clear()
+        imports.load_entry_points.cache_clear()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onelip.attacks.flips import best_others
-from onelip.certification.margins import certified_accuracy, radius_fraction
+from onelip.certification.radius import certified_accuracy, radius_fraction
 from onelip.checker.certificate import FORMAT, VERSION
 from onelip.core.errors import RunError
 from onelip.core.files import file_hash, read_json, write_whole

@@ -24,7 +24,7 @@ from onelip.attacks.local import (
     walk_over_floats,
 )
 from onelip.attacks.result import AttackResult
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.core.images import check_labels
 
 NEIGHBOURS = 64  # neighbouring floats to try at the boundary

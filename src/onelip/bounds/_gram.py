@@ -65,7 +65,7 @@ import torch
 from torch import Tensor
 
 from onelip.core.rounding import gamma
-from onelip.gram.perron import block_maximum, connected_blocks
+from onelip.gram.rescale import block_maximum, connected_blocks
 
 Offset = tuple[int, ...]
 

@@ -1,14 +1,11 @@
-"""||W|| <= value for the stored weights of a linear layer, in float64, with every rounding error counted.
+"""||W|| <= value for the stored weights of a linear layer, in float64; witnesses, from which a checker proves it again.
 
-Several proofs are tried and the smallest bound is taken:
+There are three kinds of proof. Each holds for any value of its witness (q, R or the frequencies), so checking the
+inequality is the proof. For the Gram operator G = W^T W of a layer,
 
-    schur        the scaled Schur test on the Gram operator, the basis of AOL: the bound of an AOL layer is 1 + 1e-10
-    cholesky     for matrices: the largest singular value itself, up to about 1e-9
-    frequencies  for convolutions: the norm up to 0.2 %, from the matrices at a few hundred frequencies
-    gram t       the Schur test on the power 2^(t-1) of the Gram operator, with too many channels for frequencies
-
-Each is proved again in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot be larger
-there: both evaluate the same expression, one of them rounded up.
+    schur        ||W||^2 <= max_i sum_j |G_ij| q_j / q_i            for every q > 0, and the same for powers of G
+    cholesky     ||W||^2 <= S     if S I - G - R^T R is small, for any matrix R
+    frequencies  ||W||^2 <= S     if the matrices of W at some frequencies are below S by a margin for all others
 """
 
 import math
@@ -21,10 +18,82 @@ from torch import Tensor
 
 from onelip.bounds._frequencies import cost_of_frequencies, frequency_bound
 from onelip.bounds._gram import Gram, cholesky_bound, cost_of_gram, gram, lay_out, norm_of_square, scaling_of
-from onelip.bounds.witness import ZERO, WeightBound, Witness
 from onelip.core import floats
 from onelip.core.geometry import Geometry
 from onelip.core.rounding import repeated_root, up_root
+
+
+class ProofFailed(ValueError):
+    """A witness does not prove its claim."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """The numbers that a checker needs to repeat a proof. It does not trust them, and computes the rest.
+
+    Attributes:
+        kind: "schur", "cholesky", "frequencies", or "zero" for a layer without a non-zero weight.
+        side: "inputs" or "outputs": which channels are the columns of the Gram operator.
+        steps: 1 for the Gram operator G itself, 2 for G^2, 3 for G^4, and so on. Always 1 for kinds other than "schur".
+        scale: for "schur": positive integers q, one tuple per group, in the order of the columns of
+            `Geometry.to_kernel`, that is (channel, phase).
+        square: for "cholesky" and "frequencies": the claim S, ||W||^2 <= S; for the latter the square of a float64.
+        tree: for "frequencies": the frequencies, Note [Points] in `onelip.bounds._frequencies`.
+    """
+
+    kind: str
+    side: str
+    steps: int
+    scale: tuple[tuple[int, ...], ...] | None
+    square: Fraction | None
+    tree: str | None = None
+
+
+@dataclass(frozen=True)
+class WeightBound:
+    """A proved bound, computed in float64 with all of its rounding errors counted.
+
+    Attributes:
+        value: ||W|| <= value.
+        witness: the proof of the smallest candidate.
+        candidates: all bounds that were computed, by name; each of them is proved.
+    """
+
+    value: float
+    witness: Witness
+    candidates: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ExactBound:
+    """A bound proved in rational arithmetic, without any rounding.
+
+    Attributes:
+        square: ||W||^2 <= square.
+        value: the smallest float64 that is not below the root of `square`.
+        witness: the proof.
+    """
+
+    square: Fraction
+    value: float
+    witness: Witness
+
+
+ZERO = Witness(kind="zero", side="inputs", steps=1, scale=None, square=None)
+
+
+# ---- ||W|| <= value, with every rounding error counted
+#
+# Several proofs are tried and the smallest bound is taken:
+#
+#     schur        the scaled Schur test on the Gram operator, the basis of AOL: the bound of an AOL layer is 1 + 1e-10
+#     cholesky     for matrices: the largest singular value itself, up to about 1e-9
+#     frequencies  for convolutions: the norm up to 0.2 %, from the matrices at a few hundred frequencies
+#     gram t       the Schur test on the power 2^(t-1) of the Gram operator, with too many channels for frequencies
+#
+# Each is proved again in rational arithmetic by `onelip.bounds.exact`, from the same witness, and cannot be larger
+# there: both evaluate the same expression, one of them rounded up.
+
 
 Effort = Literal["quick", "normal", "high"]
 _SIDES = ("inputs", "outputs")

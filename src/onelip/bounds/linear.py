@@ -18,8 +18,7 @@ from torch.nn.utils import parametrize
 
 from onelip.bounds.exact import exact_bound
 from onelip.bounds.falsify import falsify_layer
-from onelip.bounds.fast import Effort, bound_weight
-from onelip.bounds.witness import ExactBound, WeightBound
+from onelip.bounds.fast import Effort, ExactBound, WeightBound, bound_weight
 from onelip.core.bake import tensor_in_eval_mode
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import Geometry, geometry_of, padding_of, sizes_per_axis

@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.certification.certificate import write_certificate as write_certificate
-    from onelip.certification.predict import certify as certify
+    from onelip.certification.predict import Certification as Certification, certify as certify
     from onelip.certification.proof import Proof as Proof, prove as prove
-    from onelip.certification.result import Certification as Certification
     from onelip.core.errors import ProofError as ProofError
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

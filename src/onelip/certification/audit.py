@@ -23,9 +23,8 @@ from onelip.core.bake import check_module
 from onelip.core.errors import CannotTrace, ChangingModel, UnsoundBound
 from onelip.core.rounding import rounded_up
 from onelip.core.state import unchanged
-from onelip.graph.calls import Call, Graph
-from onelip.graph.reference import Reference, check_model_itself, claims_of, is_linear
-from onelip.graph.step import StepBound
+from onelip.graph.reference import Reference, check_model_itself, claims_of_graph, is_linear
+from onelip.graph.step import Call, Graph, StepBound
 from onelip.graph.trace import check_example, trace
 from onelip.graph.walk import walk
 from onelip.nn.channels import Normalize
@@ -175,7 +174,7 @@ def audited(
         graph = trace(whole, example_input)
         bounds = walk(graph, effort=effort, progress=lambda call: say(f"proving {call.place or '(model)'}"))
         upper = bounds[graph.output].constant
-        claims = claims_of(graph, bounds)
+        claims = claims_of_graph(graph, bounds)
         say("searching for the steepest slope" if lower else "trying to refute the bound")
         points = example_points(example_input, 8 if lower else 4, seed)
         found, measured = _measure(graph, claims, points, lower, seed, findings)

@@ -24,14 +24,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from onelip._version import __version__
-from onelip.certification.margins import PAPER_RADII, radius_name
+from onelip.certification.predict import Certification
 from onelip.certification.proof import LayerBound, Proof, program_of
-from onelip.certification.result import Certification
+from onelip.certification.radius import PAPER_RADII, radius_name
 from onelip.checker.certificate import ARITHMETIC, FORMAT, STATEMENT, VERSION
 from onelip.core.errors import ProofError
 from onelip.core.files import file_hash, write_whole
 from onelip.core.images import DTYPES, check_labels, images_hash
-from onelip.graph.kinds import Affine, Node, Program
+from onelip.graph.kinds import Affine, Node
+from onelip.graph.lowering import Program
 
 
 @dataclass(frozen=True)

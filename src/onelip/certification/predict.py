@@ -1,16 +1,17 @@
-"""Certified prediction: a class and a radius for every image.
+"""Certified prediction: a class and a radius for every image, and the certified accuracies that follow.
 
-Sound mode. The claim is about the float64 program: for every image x' with ||x' - x||_2 <= radius, the network computes
-the same class for x', with a logit strictly above all others, in whatever order its sums are computed. The rounding of
-the images (k / 255), of the network and of the radius itself is included.
+Sound mode. The claim is about the float64 program: for every image x' with ||x' - x||_2 <= radius, the network
+computes the same class for x', with a logit strictly above all others, in whatever order its sums are computed. The
+rounding of the images (k / 255), of the network and of the radius itself is included.
 
 Real-arithmetic mode. The usual claim of the literature, about the network without rounding, with the computed logits:
 radius = min_j (f_y - f_j) / slope_yj. The class is the same at every smaller distance.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +19,147 @@ from torch import Tensor, nn
 from onelip.bounds.falsify import Claims, example_points, falsify, refute
 from onelip.bounds.fast import Effort
 from onelip.certification.audit import audited
-from onelip.certification.environment import check_backends, check_sound
-from onelip.certification.margins import real_radii
-from onelip.certification.proof import Progress, Proof, check_model, check_same, claims_of, prove_baked
-from onelip.certification.radius import certified_radii, pixel_distance, same_for_all
-from onelip.certification.result import Certification, Mode
+from onelip.certification.proof import (
+    Progress,
+    Proof,
+    check_backends,
+    check_model,
+    check_same,
+    check_sound,
+    claims_of_proof,
+    prove_baked,
+)
+from onelip.certification.radius import (
+    PAPER_RADII,
+    Head,
+    certified_accuracy,
+    certified_radii,
+    pixel_distance,
+    radius_name,
+    real_radii,
+    same_for_all,
+)
 from onelip.core.bake import bake, copy_model, plain_of
 from onelip.core.errors import CannotTrace, ProofError
 from onelip.core.images import check_images, check_labels, images_hash, to_float
-from onelip.core.precision import full_precision
+from onelip.core.modes import full_precision
 from onelip.core.state import unchanged
 from onelip.graph.kinds import NodeBound
 from onelip.graph.reference import Reference, check_model_itself
 from onelip.graph.trace import trace
+
+Mode = Literal["sound", "real-arithmetic"]
+
+
+@dataclass(frozen=True, eq=False)
+class Certification:
+    """Classes and radii of images.
+
+    Attributes:
+        mode: "sound" (rounding included) or "real-arithmetic".
+        classes: (N) int64, the predicted classes.
+        radii: (N) float64; 0 if nothing is certified. In the sound mode the class holds up to and including the radius,
+            in the other below it.
+        pixels: for uint8 images in the sound mode, the largest integer n such that every uint8 image whose sum of
+            squared pixel differences is at most n has the same class; else None.
+        logits: (N, classes) float64.
+        labels: (N), or None.
+        constant: proved Lipschitz constant of the map from images to logits.
+        head: Lipschitz constants of the differences of logits.
+        proof: the proof; None if the constant is by the rules of `onelip.audit`.
+        images_sha256: hash of the images in the sound mode, which a certificate is compared with.
+    """
+
+    mode: Mode
+    classes: Tensor
+    radii: Tensor
+    pixels: tuple[int | None, ...]
+    logits: Tensor
+    labels: Tensor | None
+    constant: float
+    head: Head
+    proof: Proof | None
+    images_sha256: str | None = None
+
+    def accuracy(self) -> float:
+        """Fraction of images whose predicted class is the label."""
+        return int((self.classes == self._labels()).sum()) / len(self.classes)
+
+    def cra(self, radii: Sequence[float] = PAPER_RADII) -> dict[str, float]:
+        """Certified robust accuracy by radius: the fraction of images with the right class and at least this radius."""
+        return self._cra(self.radii, radii, inclusive=self.mode == "sound")
+
+    def _cra(self, found: Tensor, radii: Sequence[float], *, inclusive: bool) -> dict[str, float]:
+        right = self.classes == self._labels()
+        return {radius_name(r): certified_accuracy(right, found, r, inclusive=inclusive) for r in radii}
+
+    def certified(self) -> int:
+        """Number of images with a radius above 0."""
+        return int((self.radii > 0).sum())
+
+    def comparison(self, nominal: float = 1.0, radii: Sequence[float] = PAPER_RADII) -> list[dict[str, Any]]:
+        """Certified robust accuracy of the same logits with different constants, and with rounding included.
+
+        Args:
+            nominal: the constant by construction, as usual evaluations use it.
+            radii: radii of the table.
+
+        Returns:
+            One row for each constant: its name, its mode, and the accuracy by radius.
+        """
+        slopes = {
+            f"usual: L = {nominal:g}, sqrt 2": math.sqrt(2) * nominal,
+            "proved L, sqrt 2": math.sqrt(2) * self.constant,
+            "proved L, pairs of rows": torch.tensor(self.head.slope, dtype=torch.float64),
+        }
+        rows = [
+            {
+                "name": name,
+                "mode": "real-arithmetic",
+                "cra": self._cra(real_radii(self.logits, slope), radii, inclusive=False),
+            }
+            for name, slope in slopes.items()
+        ]
+        if self.mode == "sound":
+            rows.append({"name": "the same, with rounding", "mode": "sound", "cra": self.cra(radii)})
+        return rows
+
+    def to_json(self, radii: Sequence[float] = PAPER_RADII, nominal: float = 1.0) -> dict[str, Any]:
+        """Totals for JSON. Results for each image are in the tensors, and in a certificate file."""
+        middle = float(self.radii.quantile(0.5))
+        totals: dict[str, Any] = {
+            "mode": self.mode,
+            "images": len(self.classes),
+            "certified": self.certified(),
+            "constant": self.constant,
+            "median_radius": middle if math.isfinite(middle) else None,  # infinite for a constant network
+            "proof": None if self.proof is None else "exact" if self.proof.exact else "fast",
+            "error": None if self.proof is None or self.mode != "sound" else self.proof.error,
+        }
+        if self.labels is not None:
+            totals |= {
+                "accuracy": self.accuracy(),
+                "cra": self.cra(radii),
+                "comparison": self.comparison(nominal, radii),
+            }
+        return totals
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.classes)} images, mode: {self.mode}"
+            + (" (float64, rounding included)" if self.mode == "sound" else " (rounding not included)"),
+            f"proved Lipschitz constant: {self.constant!r}",
+            f"certified (radius above 0): {self.certified()}, median radius {float(self.radii.quantile(0.5)):.4g}",
+        ]
+        if self.labels is not None:
+            shares = ", ".join(f"{radius}: {100 * share:.2f}" for radius, share in self.cra().items())
+            lines.append(f"accuracy {100 * self.accuracy():.2f} %, CRA ({self.mode}) {shares} %")
+        return "\n".join(lines)
+
+    def _labels(self) -> Tensor:
+        if self.labels is None:
+            raise ValueError("expected labels for accuracy and CRA, got none; give them to certify(..., labels)")
+        return self.labels
 
 
 def certify(
@@ -96,15 +225,15 @@ def certify(
         )
     if proof is not None and exact and not proof.exact:
         raise ValueError("the given proof is not exact: pass onelip.prove(model, shape, exact=True), or no proof")
-    how = _How(proof, exact, batch_size, effort, progress)
+    options = _Options(proof, exact, batch_size, effort, progress)
     if mode == "sound":
         check_sound(model)
     with unchanged(model):
-        return (_certify_soundly if mode == "sound" else _certify_in_real_arithmetic)(model, images, labels, how)
+        return (_certify_soundly if mode == "sound" else _certify_in_real_arithmetic)(model, images, labels, options)
 
 
 @dataclass(frozen=True)
-class _How:
+class _Options:
     """The options of `certify` that both modes use."""
 
     proof: Proof | None
@@ -119,18 +248,18 @@ class _How:
         if self.proof is None:
             return prove_baked(plain, shape, self.exact, self.effort, self.progress, points)
         check_same(self.proof, plain, shape)
-        falsify(claims_of(self.proof, points), points[:2])
+        falsify(claims_of_proof(self.proof, points), points[:2])
         return self.proof
 
 
-def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
+def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, options: _Options) -> Certification:
     plain, points = plain_of(model), _points(images)
-    proved = how.proof_for(plain, points)
-    check_backends(proved.program, how.batch_size)
+    proved = options.proof_for(plain, points)
+    check_backends(proved.program, options.batch_size)
     check_model(proved, model, points)
     if labels is not None:
         check_labels(labels, proved.program.classes)
-    logits = _run(plain, images, torch.float64, how, _Comparison(proved))
+    logits = _run(plain, images, torch.float64, options, _Comparison(proved))
     classes = logits.argmax(1)
     radii = certified_radii(logits.numpy(), classes.numpy(), proved.head, math.prod(images.shape[1:]))
     return Certification(
@@ -147,21 +276,23 @@ def _certify_soundly(model: nn.Module, images: Tensor, labels: Tensor | None, ho
     )
 
 
-def _certify_in_real_arithmetic(model: nn.Module, images: Tensor, labels: Tensor | None, how: _How) -> Certification:
+def _certify_in_real_arithmetic(
+    model: nn.Module, images: Tensor, labels: Tensor | None, options: _Options
+) -> Certification:
     plain = bake(model, fold=False).eval()  # not folded: this claim does not include the rounding of folded weights
     like = next((p.detach() for p in plain.parameters()), torch.zeros(()))
     proved, points = None, _points(images)
     _check_types(plain, points.to(like))
     try:
-        proved = how.proof_for(plain, points)
-        constant, claims = proved.constant, claims_of(proved, points)
+        proved = options.proof_for(plain, points)
+        constant, claims = proved.constant, claims_of_proof(proved, points)
     except ProofError:
-        if how.proof is not None:  # of another model
+        if options.proof is not None:  # of another model
             raise
-        constant, claims = _audited(plain, points, how.effort)
+        constant, claims = _audited(plain, points, options.effort)
     reference = Reference(claims, [like.dtype])
     check_model_itself(model, reference, points, like)
-    logits = _run(plain, images, like.dtype, how, _Comparison(reference)).double().cpu()
+    logits = _run(plain, images, like.dtype, options, _Comparison(reference)).double().cpu()
     if labels is not None:
         check_labels(labels, logits.shape[1])
     return real_certification(logits, labels, constant, proved)
@@ -226,14 +357,14 @@ def _run(
     plain: nn.Module,
     images: Tensor,
     dtype: torch.dtype,
-    how: _How,
+    options: _Options,
     check: Callable[[Tensor, Tensor], None],
 ) -> Tensor:
     """Logits (N, classes) of all images, computed by the model itself."""
     device = next((p.device for p in plain.parameters()), torch.device("cpu"))
     parts, done = [], 0
     with full_precision(device):
-        for part in images.split(how.batch_size):
+        for part in images.split(options.batch_size):
             batch = to_float(part.to(device), dtype)
             logits = plain(batch)
             if logits.dim() != 2 or logits.shape[0] != len(batch) or logits.shape[1] < 2:
@@ -244,8 +375,8 @@ def _run(
             check(batch, logits)
             parts.append(logits)
             done += len(batch)
-            if how.progress is not None:
-                how.progress(done, len(images), "images")
+            if options.progress is not None:
+                options.progress(done, len(images), "images")
     return torch.cat(parts)
 
 

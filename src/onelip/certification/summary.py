@@ -11,8 +11,8 @@ from onelip.core.bake import check_module
 from onelip.core.errors import NonFiniteWeight, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed, part_in_training
+from onelip.core.modes import rounding_room
 from onelip.core.parametrization import find_parametrization, original_of
-from onelip.core.precision import rounding_room
 from onelip.graph.modules import bound_chain, bound_module, links
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

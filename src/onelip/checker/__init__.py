@@ -17,12 +17,11 @@ labels, the origin of the images, and that the nodes are the intended network (t
 
 Work and memory are estimated before anything is computed. A file whose estimate exceeds a limit is rejected.
 
-Read the modules in this order; the first three are the proof:
+Read the modules in this order; the first two are the proof:
 
     norms.py        exact numbers, and ||W|| <= sigma in integer arithmetic
-    program.py      every kind of node: its program and its rounding error
-    proof.py        three numbers for each node, slopes, the radius
-    limits.py       estimates of work and memory
+    program.py      every kind of node: its program and rounding error; three numbers for each node, slopes, the
+                    radius; estimates of work and memory
     certificate.py  the whole file: hashes, limits, results, summary, images
     reading.py      untrusted JSON and safetensors
     __main__.py     the command line

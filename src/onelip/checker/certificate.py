@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .limits import estimate
 from .norms import fraction, number
-from .proof import Proved, Table, check_graph, is_radius, prove_nodes, squared_slopes
+from .program import Proved, Table, check_graph, estimate, is_radius, prove_nodes, squared_slopes
 from .reading import TrackedDict, context, ints, json_memory, parse, read, read_tensors, require, require_memory, unread
 
 FORMAT, VERSION = "onelip certificate", 3

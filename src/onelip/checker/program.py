@@ -1,18 +1,18 @@
-"""Every kind of node: its settings in the file, its program, and its effect on the three numbers of proof.py.
+"""Every kind of node and its program; three numbers for each node and the radius; estimates of work and memory.
 
-Programs run on arrays (*sample, batch): the batch axis is last, so that axes are numbered as in the file. proof.py runs
+Programs run on arrays (*sample, batch): the batch axis is last, so that axes are numbered as in the file. `prove` runs
 each program once on zeros, to compare the shape of its value with the `shape` in the file.
 """
 
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .norms import U, gamma, least, number, prove_sigma, squares, to_integers
-from .reading import TrackedDict, ints, require
+from .norms import U, gamma, least, matrix, number, odd_parts, prove_sigma, squares, to_integers, witness
+from .reading import TrackedDict, context, ints, require, title
 
 ETA = Fraction(1, 2**500)  # far above the error of an underflow in one operation
 LIMIT = 2**500  # numbers below it do not overflow
@@ -250,3 +250,200 @@ def operation_of(node: TrackedDict, shapes: list[list[int]], size: Fraction, ten
         return Operation(np.add, 1, 0, U * size + ETA * entries)
     require(op in ("relu", "abs"), f"unknown op {op!r:.40}; written by a newer version?")
     return Operation(np.abs if op == "abs" else lambda x: np.maximum(x, 0.0))
+
+
+# ---- A radius from the nodes of a program: three numbers per node, in exact fractions, each rounded up once
+#
+# For every input of norm at most 2 sqrt(n), with z the value of a node in real arithmetic and z^ the computed one,
+#
+#     z is lipschitz-Lipschitz in the input,    ||z|| <= norm,    ||z^ - z|| <= error.
+#
+# Images lie in [0, 1]^n and radii are below sqrt(n), so no perturbed image has a norm above 2 sqrt(n).
+
+
+Table = list[list[Fraction]]
+
+
+class Proved(NamedTuple):
+    """The three numbers of a node, and its program."""
+
+    lipschitz: Fraction
+    norm: Fraction
+    error: Fraction
+    shape: list[int]
+    run: Callable[..., np.ndarray]
+
+
+def check_graph(nodes: list[TrackedDict]) -> None:
+    """Raise Rejected unless node 0 is the input, each other node has earlier inputs, and all but the last are used."""
+    require(type(nodes) is list and nodes, "nodes: expected a list")
+    shape: list[int] = []
+    for i, node in enumerate(nodes):
+        with context(title(i, node)):
+            op, shape, inputs = node["op"], ints(node["shape"], 1), ints(node["inputs"], 0)
+            small = 0 < len(shape) <= 8 and math.prod(shape) <= 2**26
+            require(small, f"shape: expected 1 to 8 axes and at most 2^26 entries, got {shape!r:.80}")
+            require((op == "input") == (i == 0), "expected op input at node 0 and nowhere else")
+            count = {"input": 0, "add": 2, "join": max(1, len(inputs))}.get(op, 1)
+            right = len(inputs) == count and all(j < i for j in inputs)
+            require(right, f"inputs: expected {count} earlier nodes, got {inputs!r:.80}")
+    unused = {*range(len(nodes) - 1)}.difference(*(node["inputs"] for node in nodes))
+    require(not unused, f"unused nodes: {sorted(unused)!r:.80}")
+    require(2 <= math.prod(shape) <= 2**12, f"expected 2 to 4096 logits, got {math.prod(shape)}")
+
+
+def prove(node: TrackedDict, before: list[Proved], tensors: TrackedDict) -> Proved:
+    """Return the three numbers of a node; those in the file must be equal to them."""
+    op, shape, inputs = node["op"], node["shape"], [before[j] for j in node["inputs"]]
+    n = math.prod(shape)
+    if op == "input":  # rounded once
+        operation, powers = Operation(lambda: np.zeros((*shape, 1))), (1, 2, 1)
+        bounds = 1, 4 * n, U * least(node, "norm", 4 * n, 2) + ETA * n
+    else:
+        L, norm, error = (sum((of[k] for of in inputs), Fraction(0)) for k in range(3))
+        operation, powers = operation_of(node, [of.shape for of in inputs], norm + error, tensors), (1, 1, 1)
+        _, factor, shift, rounding = operation
+        bounds = factor * L, factor * norm + shift, factor * error + rounding
+    if op == "join":  # squared norms add up
+        bounds, powers = [sum(of[k] ** 2 for of in inputs) for k in range(3)], (2, 2, 2)
+    L, norm, error = map(least, [node] * 3, ("lipschitz", "norm", "error"), bounds, powers)
+    require(max(L, norm, error) < LIMIT, "numbers beyond 2^500")
+    value = operation.run(*(np.zeros((*of.shape, 1)) for of in inputs))
+    require([*value.shape] == [*shape, 1], f"shape: expected {[*value.shape[:-1]]}, got {shape}")
+    require(np.isfinite(value).all(), "take: a window without pixels has no maximum")
+    return Proved(L, norm, error, shape, operation.run)
+
+
+def prove_nodes(nodes: list[TrackedDict], tensors: TrackedDict, log: Callable[[str, str], None]) -> list[Proved]:
+    proved: list[Proved] = []
+    for i, node in enumerate(nodes):
+        with context(title(i, node)):
+            proved.append(prove(node, proved, tensors))
+        log("node", f"node {i} ({node['op']}): {node['shape']}")
+    return proved
+
+
+def squared_slopes(pairs: bool, nodes: list[TrackedDict], proved: list[Proved], tensors: TrackedDict) -> Table:
+    """Return, for logits y and j (entries of the last node), the square of a Lipschitz constant of f_y - f_j."""
+    at, K = len(proved) - 1, math.prod(proved[-1].shape)
+    require(
+        type(pairs) is bool and (K <= 2**7 or not pairs), "pairs: expected true or false, true for up to 128 logits"
+    )
+    if not pairs:  # |z_y - z_j| <= sqrt(2) ||z||
+        return [[2 * proved[-1].lipschitz ** 2] * K] * K
+    while nodes[at]["op"] == "join" and len(nodes[at]["inputs"]) == 1:  # keeps the first entries
+        (at,) = nodes[at]["inputs"]
+        require(math.prod(proved[at].shape) >= K, "pairs: expected logits that are rows of one layer")
+    require(nodes[at]["op"] == "affine", "pairs: expected a linear layer or convolution at the end")
+    last, before = nodes[at], proved[nodes[at]["inputs"][0]]
+    layer = Layer(last, before.shape, tensors)
+    # On a circle several taps may read one pixel, and the norm of a row may exceed that of its taps.
+    single = math.prod(last["shape"][1:]) == len(layer.weight) == 1 and not any(last["circular"])
+    require(single, "pairs: expected a last layer of one pixel and one group, not circular")
+    table, e = to_integers(layer.weight[0].swapaxes(0, 1) if layer.transposed else layer.weight[0])
+    rows, unit = table[:K].reshape(K, -1), Fraction(4) ** e * before.lipschitz**2
+    dot = matrix(rows) * matrix(rows.T)
+    return [[int(dot[y, y] + dot[j, j] - 2 * dot[y, j]) * unit for j in range(K)] for y in range(K)]
+
+
+def is_radius(r: Fraction, logits: list[Fraction], y: int, squares: list[Fraction], error: Fraction, n: int) -> bool:
+    """Whether class y is proved up to the distance r.
+
+    The logits of the file are within 2 error of a run, which is within error of the real values. So is the run at
+    distance r, where a margin in real arithmetic is smaller by at most slope r.
+    """
+    margins = [(logits[y] - logit - 8 * error, squares[j]) for j, logit in enumerate(logits) if j != y]
+    return r >= 0 and r**2 < n and all(margin > 0 and margin**2 > r**2 * square for margin, square in margins)
+
+
+# ---- Work and memory of a certificate, estimated from shapes and bit lengths before anything is computed
+#
+# Work is counted in seconds of one core. docs/certificates.md compares the estimates with measurements.
+
+
+def seconds_of_product(rows: int, inner: int, columns: int, bits: float) -> float:
+    """Seconds of a product of integer matrices: directly, or modulo primes of 59 bits, as FLINT does."""
+    primes, n = 2 + 2 * bits / 59, rows * inner * columns
+    modular = n * primes * 4e-10 + (rows * inner + inner * columns + rows * columns) * primes * (6e-8 + 2e-9 * primes)
+    return 2e-7 + min(n * (1 + bits / 64) ** 1.3 * 5e-9, modular)
+
+
+def bytes_of_matrices(entries: float, bits: float) -> float:
+    """Bytes of FLINT matrices."""
+    return entries * (8 if bits < 62 else 48 + bits / 8)
+
+
+def bit_length(array: np.ndarray) -> float:
+    """Bit length of the largest entry, with all entries as integer multiples of one power of two."""
+    top, low, flat = -math.inf, math.inf, array.reshape(-1)
+    for first in range(0, len(flat), 2**20):  # in little memory: the limit is not checked yet
+        part = flat[first : first + 2**20]
+        m, t = odd_parts(part[part != 0])
+        if m.size:
+            top, low = max(top, float((np.frexp(m.astype(float))[1] + t).max())), min(low, float(t.min()))
+    return top - low if low < math.inf else 1.0
+
+
+def cost_of_sigma(node: TrackedDict, layer: Layer, bits: float) -> tuple[float, float]:
+    """Seconds and bytes of `norms.prove_sigma` for weights with this number of bits."""
+    (kind, side, steps), (groups, first, second, *kernel) = witness(node), layer.weight.shape
+    size = layer.weight.size
+    far, lengths = second * math.prod(layer.phases), [-(-k // p) for k, p in zip(kernel, layer.phases, strict=True)]
+    n, inner = (far, first) if (side == "inputs") != layer.transposed else (first, far)
+    taps, work, held = math.prod(lengths), 0.0, 0.0
+    if kind == "frequencies":  # complex matrices in float64: two products and a Cholesky factor at each point
+        each = (
+            3e-4
+            + 4e-8 * sum(length**2 for length in lengths)
+            + groups * (5e-6 + n**2 * (inner + 1.4 * n) * 4e-10 + taps * n * inner * 4e-9)
+        )
+        return steps * each + size * 1e-6, 16 * groups * (2 * taps * n * inner + 8 * n**2) + size * 200
+    if kind == "cholesky":
+        work = seconds_of_product(n, inner, n, bits) + seconds_of_product(n, n, n, 53) + n**3 * 2e-10 + n**2 * 1e-6
+        held = bytes_of_matrices(3 * n**2, 2 * bits + 64)
+    for _ in range(steps):  # products of all pairs of taps, half of which are computed
+        held = bytes_of_matrices(2 * taps * n * inner, bits)
+        work += taps**2 * (2e-6 + (seconds_of_product(n, inner, n, bits) + n**2 * (5e-8 + bits * 2e-10)) / 2)
+        bits, lengths = 2 * bits + math.log2(inner * taps), [2 * length - 1 for length in lengths]
+        taps, inner = math.prod(lengths), n
+    held += bytes_of_matrices(taps * n**2, bits) if kind == "schur" else 0
+    work += taps * n**2 * (1.3e-6 + bits * 3e-10)  # absolute row sums
+    return groups * work + size * 1e-6, held + size * (200 + bits / 4) + n**2 * 200
+
+
+def cost_of(node: TrackedDict, shapes: list[list[int]], tensors: TrackedDict, bits: dict[str, float]) -> list[float]:
+    """Seconds and bytes of the proof of a node, seconds for each batch and for each image, bytes for each image."""
+    op, held = node["op"], math.prod(node["shape"]) + sum(map(math.prod, shapes))
+    if op in ("affine", "potential", "exponential"):
+        layer, times = Layer(node, shapes[0], tensors), {"affine": 1, "potential": 2}.get(op) or terms_of(node)
+        (groups, first, second, *kernel), near, far = layer.weight.shape, math.prod(layer.near), math.prod(layer.far)
+        taps, channels, size = math.prod(kernel), groups * (first + second), layer.weight.size
+        proof, memory = cost_of_sigma(node, layer, bits[node["weight"]])
+        batch = times * taps * (3e-5 + 3e-9 * (far + 3 * near))
+        image = times * near * (size * 1e-10 + taps * channels * 5e-9)
+        copies = min(2 * times - 1, 5)
+        proof += 0.005 * times if op == "exponential" else 0
+        return [1e-3 + proof, memory, batch, image, 8 * (2 * held + copies * (channels + 4) * near + far)]
+    listed = sum(map(len, node["take"])) if op in ("max", "sum") else 0
+    held += 3 * shapes[0][0] * listed if listed else 0
+    proof = 1e-3 + 5e-5 * len(shapes) + 5e-7 * (listed + (shapes[0][0] if op == "normalize" else 0))
+    return [proof, listed * 100, 2e-5 + 1e-6 * len(shapes), held * (2e-8 if op == "sort" else 5e-9), 8 * held]
+
+
+def estimate(nodes: list[TrackedDict], tensors: TrackedDict, results: int, images: int) -> tuple[Any, ...]:
+    """Seconds of one core, bytes, number of images to run together, and the nodes with the most work and memory."""
+    shapes, costs, live, peak = [node["shape"] for node in nodes], [], 0, []
+    bits = {name: bit_length(tensor) for name, tensor in tensors.items()}  # once: nodes may share tensors
+    last = {j: i for i, node in enumerate(nodes) for j in node["inputs"]}  # where each value is used last
+    for i, node in enumerate(nodes):
+        with context(title(i, node)):
+            costs.append(cost_of(node, [shapes[j] for j in node["inputs"]], tensors, bits))
+        live += 8 * math.prod(shapes[i])
+        peak.append(live + costs[i][-1])
+        live -= sum(8 * math.prod(shapes[j]) for j in {*node["inputs"]} if last[j] == i)
+    size = int(min(100, max(1, 2**28 // max(peak))))
+    work = [proof + (2 + images // size) * batch + (1 + images) * image for proof, _, batch, image, _ in costs]
+    memory = [max(cost[1] + cost[-1], size * run) for cost, run in zip(costs, peak, strict=True)]
+    slowest, largest = (title(i := each.index(max(each)), nodes[i]) for each in (work, memory))
+    logits, rows = math.prod(shapes[-1]), max((tensor.size for tensor in tensors.values()), default=0)
+    return sum(work) + logits * (results * 6e-5 + rows * 2e-8), 5e7 + max(memory), size, slowest, largest

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         modules, rest = _split_imports(rest)
         if modules:
-            from onelip.core.plugins import import_modules
+            from onelip.core.imports import import_modules
 
             import_modules(modules)
         return importlib.import_module(f"onelip.cli.{command}").run(rest)

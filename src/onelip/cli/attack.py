@@ -75,8 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     _check(command)
 
     from onelip.attacks.result import ClaimedRadii, read_claims
-    from onelip.certification.margins import PAPER_RADII
     from onelip.certification.predict import certify
+    from onelip.certification.radius import PAPER_RADII
     from onelip.training.build import load_run, load_run_data
 
     loaded = load_run(command.run)
@@ -165,7 +165,7 @@ def _attack(
 
 def _by_radius(found: "AttackResult", labels: "Tensor", radii: Sequence[float]) -> dict[str, dict[str, float]]:
     """For each radius, a lower and an upper bound of the robust accuracy: certified and attacked; and their gap."""
-    from onelip.certification.margins import radius_name
+    from onelip.certification.radius import radius_name
 
     rows = {}
     for radius in radii:

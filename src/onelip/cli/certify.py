@@ -28,7 +28,7 @@ from onelip.core.errors import RecipeError, RunError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from onelip.certification.result import Certification
+    from onelip.certification.predict import Certification
     from onelip.training.build import LoadedRun
 
 

@@ -62,8 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     name = "-".join(("compare", Path(command.data).stem, recipe.model, command.budget))
     out = command.out or Path("runs", name)
 
-    from onelip.compare.plan import Plan
-    from onelip.compare.run import compare, comparison_tables, failures
+    from onelip.compare.run import Plan, compare, comparison_tables, failures
     from onelip.training.display import Display
 
     plan = Plan.make(command.methods, budget=command.budget, recipe=recipe)

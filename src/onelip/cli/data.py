@@ -10,8 +10,7 @@ import tyro
 from rich.console import Console
 
 from onelip.cli._common import Json, OptionalPath, parse, unset
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, did_you_mean
 
 _HELP = """usage: onelip data [list | fetch NAME] [options]
 

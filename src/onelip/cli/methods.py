@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from onelip.cli._common import Flag, described, listing, option_text, output_width, parse, unset
-from onelip.core.arguments import check_known
+from onelip.core.errors import check_known
 
 if TYPE_CHECKING:
     from onelip.methods.registry import Method
@@ -45,8 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     command = parse(Methods, "methods", arguments)
 
-    from onelip.methods.describe import by_year, supported_layers
-    from onelip.methods.registry import METHODS
+    from onelip.methods.registry import METHODS, by_year, supported_layers
 
     if command.name is not None:
         check_known("method", command.name, sorted(METHODS))
@@ -65,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _about(method: "Method") -> dict[str, Any]:
-    from onelip.methods.describe import about
+    from onelip.methods.registry import about
 
     return about(method) | {"loss_options": _loss_options(method)}
 
@@ -79,7 +78,7 @@ def _loss_options(method: "Method") -> dict[str, Any]:
 def _describe(method: "Method") -> str:
     from onelip.core.docstrings import arguments_in
     from onelip.losses import find_loss
-    from onelip.methods.describe import FOOTNOTES, options_of, supported_layers
+    from onelip.methods.registry import FOOTNOTES, options_of, supported_layers
 
     width = output_width()
     row = method.paper

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from onelip.cli._common import Flag, described, listing, option_text, output_width, parse, unset
-from onelip.core.arguments import check_known
+from onelip.core.errors import check_known
 
 if TYPE_CHECKING:
     from onelip.models import ModelDescription

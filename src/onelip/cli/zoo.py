@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from onelip.cli._common import Flag, listing, output_width, parse, unset
-from onelip.core.arguments import check_known
+from onelip.core.errors import check_known
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
 from onelip.core.images import to_float
 from onelip.data import ImageData
-from onelip.gram.spectrum import spectrum_of_network
+from onelip.gram.jacobian import spectrum_of_network
 from onelip.training.budget import seconds_per_step
 from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, find_device, use_threads

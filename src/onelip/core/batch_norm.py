@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onelip.core.arguments import check_integer
 from onelip.core.contents import is_library
+from onelip.core.errors import check_integer
 from onelip.core.lipschitz_module import Bound, LipschitzModule, is_changed
-from onelip.core.tracing import is_scripting
+from onelip.core.modes import is_scripting
 
 
 class ChannelAffine(LipschitzModule):

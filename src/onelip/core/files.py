@@ -75,7 +75,8 @@ def file_hash(path: Path) -> str:
         RunError: if the file cannot be read.
     """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
 

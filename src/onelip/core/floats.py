@@ -1,9 +1,11 @@
-"""Exact access to floats as integers times powers of two, by reading their bits. Nothing is rounded.
+"""Exact access to floats as integers times powers of two, by reading their bits, and exact sums. Nothing is rounded.
 
 Reading bits also works in a process that flushes subnormal numbers to zero (`torch.set_flush_denormal`), where
 arithmetic on such weights would silently use zeros.
 """
 
+import itertools
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -120,3 +122,71 @@ def power_of_two(exponent: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float64:
         return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+# ---- Exact sums over weights: floats are integers times a power of two, and integers can be summed without rounding
+
+
+# Error of a float64 sum of n non-negative numbers, relative: below n 2^-53 (1 + ...), so this is safe up to 2^28 terms.
+_SLACK = 2.0**-24
+_MOST_TERMS = 2**28
+
+
+def squared_norm(values: Tensor) -> Fraction:
+    """The sum of squares, without rounding.
+
+    Examples:
+        >>> squared_norm(Tensor([0.5, 1.5]))
+        Fraction(5, 2)
+    """
+    numbers, exponent = integers(values)
+    return Fraction(sum(n * n for n in numbers), 1 << 2 * exponent)
+
+
+def largest_sum(rows: Tensor) -> Fraction:
+    """max_i sum_j |rows_ij|, without rounding; 0 for an empty matrix.
+
+    Float64 sums tell which rows can be the largest; only those are summed exactly.
+
+    Examples:
+        >>> largest_sum(Tensor([[1.0, -2.0], [0.5, 0.5]]))
+        Fraction(3, 1)
+    """
+    rows = rows.detach().double().abs()
+    if rows.numel() == 0:
+        return Fraction(0)
+    if rows.shape[1] > _MOST_TERMS:
+        raise ValueError(f"expected rows of at most 2^28 numbers, got {rows.shape[1]}; split the layer")
+    # Halved exponents for huge rows: a sum must not overflow to infinity and hide which one is the largest.
+    sums = rows.mul(2.0**-600 if float(rows.max()) > 2.0**900 else 1.0).sum(1)
+    # Tiny rows: below 2^-900 the relative error is no longer small, so all such rows stay candidates.
+    candidates = rows[sums >= sums.max() * (1 - _SLACK) - 2.0**-900]
+    numbers, exponent = integers(candidates[candidates > 0])
+    ends = itertools.accumulate((candidates > 0).sum(1).tolist(), initial=0)
+    return Fraction(max(sum(numbers[a:b]) for a, b in itertools.pairwise(ends)), 1 << exponent)
+
+
+def squared_distances(rows: Tensor) -> list[list[Fraction]]:
+    """||rows_i - rows_j||^2 for all pairs, without rounding.
+
+    Examples:
+        >>> squared_distances(Tensor([[0.0, 1.0], [1.0, 0.0]]))[0]
+        [Fraction(0, 1), Fraction(2, 1)]
+    """
+    count, width = rows.shape
+    numbers, exponent = integers(rows)
+    lines = [numbers[i * width : (i + 1) * width] for i in range(count)]
+    table = [[Fraction(0)] * count for _ in range(count)]
+    for i in range(count):
+        for j in range(i):
+            table[i][j] = table[j][i] = Fraction(_square_of_difference(lines[i], lines[j]), 1 << 2 * exponent)
+    return table
+
+
+def _square_of_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    return sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+
+
+def is_below(values: Tensor | None, limit: Fraction) -> bool:
+    """Whether all numbers are finite and below the limit in magnitude; NaN is not."""
+    return values is None or values.numel() == 0 or bool((values.detach().abs() < float(limit)).all())

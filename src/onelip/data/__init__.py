@@ -12,7 +12,7 @@ Names are imported on first use: listing and downloading data sets does not impo
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.core.errors import (
@@ -23,21 +23,26 @@ if TYPE_CHECKING:
     )
     from onelip.core.images import to_float as to_float
     from onelip.data.augmentation import Augmentation as Augmentation
-    from onelip.data.batching import Batch as Batch, Batches as Batches
     from onelip.data.download import fetch as fetch
     from onelip.data.image_data import (
+        Batch as Batch,
+        Batches as Batches,
         ImageData as ImageData,
         stratified_split as stratified_split,
         validation_split as validation_split,
     )
     from onelip.data.load import load_data as load_data, load_digits as load_digits
-    from onelip.data.own import load_folder as load_folder, load_npz as load_npz
+    from onelip.data.own import (
+        NewImages as NewImages,
+        load_folder as load_folder,
+        load_images as load_images,
+        load_npz as load_npz,
+    )
     from onelip.data.registry import (
         DataStatus as DataStatus,
         data_places as data_places,
         data_status as data_status,
         list_data as list_data,
     )
-    from onelip.data.unlabelled import NewImages as NewImages, load_images as load_images
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import ChecksumError, DataError, DataNotFound, UnknownData
+from onelip.core.errors import ChecksumError, DataError, DataNotFound, UnknownData, did_you_mean
 from onelip.data.formats import damaged, parse, read_arrays, read_file, read_tar
 from onelip.data.image_data import ImageData, image_data_from_arrays
 from onelip.data.own import load_folder, load_npz, resize_images

@@ -10,7 +10,7 @@ Nothing is pickled. Names are imported on first use.
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.core.bake import bake as bake

@@ -21,9 +21,8 @@ from torch import nn
 
 from onelip._version import __version__
 from onelip.certification.summary import summary
-from onelip.core.arguments import did_you_mean
 from onelip.core.bake import bake
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, did_you_mean
 from onelip.core.files import file_hash, read_json
 from onelip.export.files import (
     ExportError,

@@ -1,4 +1,4 @@
-"""The almost-orthogonal rescaling of a kernel's columns.
+"""The almost-orthogonal rescaling of a kernel's columns, and its right inverse.
 
 Paper: Prach, Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks" (2022), Theorem 1 and
 Lemma 2. For t Gram steps: Delattre et al., "Spectral Norm of Convolutional Layers with Circular and Zero Paddings"
@@ -16,6 +16,7 @@ With t = 1 the weights q are equivalent to AOL of P diag(q), and they are applie
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,18 +24,21 @@ from torch import Tensor
 from torch.autograd import Function
 
 from onelip.core.floats import power_of_two
-from onelip.core.precision import full_precision
-from onelip.gram._laid_out import add_signed_product, lay_back, lay_out, weighted_sums
-from onelip.gram.correlation import self_correlation
-from onelip.gram.row_sums import (
+from onelip.core.modes import full_precision
+from onelip.gram.products import (
+    absolute_matrix,
     absolute_row_sums,
+    add_signed_product,
     column_dots,
     fold_into_groups,
+    lay_back,
+    lay_out,
     per_column,
     row_sums_and_signs,
+    self_correlation,
     signed_product,
+    weighted_sums,
 )
-from onelip.gram.scaling import column_exponents, exponent_of, exponent_reach, negligible, poisoned, within_range
 
 # BLAS libraries sum products with few columns sequentially: for 10,000 equal rows the norm of W was 1 + 6e-5 in
 # float32. Such products are cheap, so float64 is used up to this number of columns; wider ones are summed in blocks.
@@ -224,3 +228,190 @@ def _is_ordinary(sums: Tensor, Q: Tensor) -> bool:
 def _last(v: Tensor, Q: Tensor) -> Tensor:
     """Reshape (g, columns) to (g, 1, ..., columns), to multiply a laid-out kernel Q (g, ..., columns)."""
     return v.reshape(v.shape[0], *(1 for _ in Q.shape[2:]), v.shape[1])
+
+
+# ---- Scale kernels by exact powers of two, so that their Gram matrix neither overflows nor underflows
+#
+# P^T P leaves the range of floats long before P does, and an underflowing Gram matrix is unsound: without scaling, the
+# norm of W is 22 for the float32 column (4.5e-23, 999 x 2.6e-23). Multiplying by a power of two is exact.
+
+
+# Columns whose largest entry lies between these are not scaled: their products are well within the range of float32.
+_SMALLEST_MODERATE, _LARGEST_MODERATE = 2.0**-8, 2.0**16
+
+
+def exponent_reach(dtype: torch.dtype) -> int:
+    """Return the reach: 2^-reach to 2^reach are normal numbers of the dtype.
+
+    Raises:
+        TypeError: for types other than float32 and float64.
+    """
+    reaches = {torch.float32: 126, torch.float64: 1022}
+    if dtype not in reaches:
+        raise TypeError(f"expected a float32 or float64 tensor, got {dtype}; cast it first")
+    return reaches[dtype]
+
+
+def exponent_range(dtype: torch.dtype) -> int:
+    """Return how far apart the exponents of columns may be: half the reach, so that products do not underflow."""
+    return exponent_reach(dtype) // 2 - 3
+
+
+def negligible(dtype: torch.dtype) -> float:
+    """Return a number that does not change the scaled sum of a column when added, unless the sum may have underflowed.
+
+    A sum is at least 2^-16 for a column of moderate size and 4 for one that was scaled. A sum near this number or below
+    belongs to a column that is so small compared with the others that its products, weighted by up to 2^range, may have
+    been flushed to zero.
+    """
+    return 2.0 ** -(exponent_reach(dtype) - exponent_range(dtype) - 20)
+
+
+def column_exponents(largest: Tensor) -> Tensor:
+    """Return exponents e such that P_c 2^-e is of moderate size, from the largest magnitude (g, columns) per column.
+
+    e is zero if all columns of the group are of moderate size already, as in every ordinary network. Otherwise the
+    largest entry of P_c 2^-e lies in [2, 4), except for columns that are too small compared with the largest of their
+    group. Their e is larger than that: 2^(e - max e) must not underflow, because it weights the products of the column.
+    """
+    reach = exponent_reach(largest.dtype)
+    exponent = exponent_of(largest) - 2
+    exponent = torch.where(largest > 0, exponent, -reach).clamp(-reach, reach)
+    moderate = ((largest >= _SMALLEST_MODERATE) & (largest <= _LARGEST_MODERATE)) | (largest == 0)
+    return torch.where(moderate.all(1, keepdim=True), 0, within_range(exponent, largest.dtype))
+
+
+def within_range(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """Raise exponents (g, columns) that are too far below the largest of their group."""
+    return torch.maximum(exponent, exponent.amax(1, keepdim=True) - exponent_range(dtype))
+
+
+def exponent_of(x: Tensor) -> Tensor:
+    """Return the integer e with 2^(e-1) <= |x| < 2^e from the bits of x; the lowest possible e for zero and subnormals.
+
+    torch.frexp computes the same, but torch.compile generates code for it that does not build.
+    """
+    if x.dtype == torch.float64:
+        return (((x.view(torch.int64) >> 52) & 0x7FF) - 1022).to(torch.int32)
+    return ((x.view(torch.int32) >> 23) & 0xFF) - 126
+
+
+def poisoned(scale: Tensor, largest: Tensor) -> Tensor:
+    """Return the scale, with NaN where the column contains a NaN or an infinity, so that they reach the result."""
+    return torch.where(torch.isfinite(largest), scale, torch.nan)
+
+
+def normalizer(P: Tensor) -> Tensor:
+    """Return the powers of two (g, 1, ...) that scale the largest entry of each group of P (g, ...) to [2, 4)."""
+    reach = exponent_reach(P.dtype)
+    largest = P.detach().abs().amax(tuple(range(1, P.dim())), keepdim=True)
+    exponent = (exponent_of(largest) - 2).clamp(-reach, reach)
+    return poisoned(power_of_two(-exponent, P.dtype), largest)
+
+
+# ---- Column weights that equalise the row sums of a Gram operator: the right inverse of AOL
+#
+# For W and its symmetric matrix T of absolute Gram entries let s > 0 be the Perron vector, T s = rho s. Then the row
+# sums of W diag(s) are s_c (T s)_c = rho s_c^2, so AOL(W diag(s)) = W / sqrt(rho): the same layer up to one factor. The
+# factor is 1 for every weight that AOL can produce, because T then has Perron root 1. If T splits into blocks (groups
+# of channels without common products), AOL rescales them independently, and each block has its own rho.
+
+
+_ITERATIONS = 2000
+_FIXED_POINT_ITERATIONS = 100
+_PATIENCE = 10
+
+
+def balanced(W: Tensor) -> Tensor:
+    """Return W diag(s) for a kernel W (g, rows, columns, *taps), with s scaled to maximum 1 on each block."""
+    return W * per_column(perron_vector(_absolute_matrix(W), _tolerance(W)).to(W.dtype), W)
+
+
+def _tolerance(W: Tensor) -> float:
+    """Tolerance on the relative spread of the result, well below the precision of W's dtype."""
+    return max(torch.finfo(W.dtype).eps / 16, 1e-14)
+
+
+def balanced_for(W: Tensor, rescale: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return W diag(s) such that rescale(W diag(s)) is W up to a factor per block, for a map that rescales columns.
+
+    With more than one Gram step s is not a Perron vector; it is found by fixed-point iteration. A result that has not
+    converged is still a valid parameter.
+
+    Args:
+        W: kernel (g, rows, columns, *taps).
+        rescale: map of kernels that multiplies each column by a factor.
+    """
+    blocks = connected_blocks(_absolute_matrix(W))
+    V = W.double() * normalizer(W.double())  # the same columns up to a factor; their lengths do not underflow
+    length = _column_lengths(V)
+    s = torch.ones_like(length)
+    history: list[float] = []
+    for _ in range(_FIXED_POINT_ITERATIONS):
+        factor = _column_lengths(rescale(V * per_column(s, V))) / length
+        factor = torch.where(length > 0, factor, 1.0)
+        top = block_maximum(factor, blocks)
+        history.append(float((top / -block_maximum(-factor, blocks) - 1).max()))
+        stalled = len(history) > _PATIENCE and not history[-1] < 0.8 * history[-1 - _PATIENCE]
+        if stalled or not history[-1] > 100 * _tolerance(W):
+            break
+        s = s / factor
+        s = s / block_maximum(s, blocks)
+    return W * per_column(s.to(W.dtype), W)
+
+
+def _column_lengths(W: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(W.transpose(1, 2).flatten(2), dim=2)
+
+
+def _absolute_matrix(W: Tensor) -> Tensor:
+    Q = lay_out(W.double())
+    with full_precision(W.device):
+        return absolute_matrix(Q * normalizer(Q))
+
+
+def perron_vector(T: Tensor, tolerance: float = 1e-14) -> Tensor:
+    """Return positive s with T s = rho s on each connected block of symmetric non-negative matrices T (g, n, n).
+
+    Power iteration that stops when T s / s is constant on every block up to rounding. If it converges slowly, the
+    result is an approximation. It is still positive, which is all that soundness requires.
+
+    Examples:
+        >>> perron_vector(torch.tensor([[[1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64))
+        tensor([[1., 1.]], dtype=torch.float64)
+    """
+    blocks = connected_blocks(T)
+    # Subtracting the smallest diagonal entry keeps the eigenvectors and speeds up the convergence.
+    shifted = T - torch.diag_embed(T.diagonal(dim1=1, dim2=2).amin(1, keepdim=True).expand(T.shape[:2]))
+    s = torch.ones_like(T[:, 0])
+    for _ in range(_ITERATIONS):
+        product = (shifted @ s[:, :, None]).squeeze(-1)
+        top = block_maximum(product, blocks)
+        # A block of size one may be zero after the shift; its s is final.
+        renewed = torch.where(top > 0, product / top, s)
+        renewed = torch.where(renewed > 0, renewed, s)
+        ratio = torch.where(s > 0, renewed / s, torch.ones_like(s))
+        spread = block_maximum(ratio, blocks) / -block_maximum(-ratio, blocks)
+        s = renewed
+        if not bool((spread > 1 + tolerance).any()):
+            break
+    return s
+
+
+def connected_blocks(T: Tensor) -> Tensor:
+    """A label (g, n) for each index; two labels are equal if a chain of non-zero entries connects the indices."""
+    n = T.shape[1]
+    labels = torch.arange(n, device=T.device).expand(T.shape[:2])
+    meets = T > 0
+    while True:
+        reached = torch.where(meets, labels[:, None, :], n).amin(2)
+        renewed = torch.minimum(labels, reached)
+        renewed = renewed.gather(1, renewed)  # labels are indices: jump to the label of the label
+        if torch.equal(renewed, labels):
+            return labels
+        labels = renewed
+
+
+def block_maximum(values: Tensor, blocks: Tensor) -> Tensor:
+    largest = torch.full_like(values, -torch.inf).scatter_reduce(1, blocks, values, "amax")
+    return largest.gather(1, blocks)

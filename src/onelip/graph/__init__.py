@@ -2,24 +2,21 @@
 
 Read the modules in this order:
 
-    calls.py        a traced network: its calls
-    trace.py        from a model to its calls, with _leaves.py, _lengths.py, _masks.py and _reader.py
-    step.py         rules: the constant of a call
+    step.py         a traced network: its calls; rules: the constant of a call
+    trace.py        from a model to its calls, with _opaque.py and _reader.py
     ops/            the rules, one file for each family of operations
     walk.py         the constants of all calls, for the audit
     parts/          tighter constants for calls that join parts of one tensor
     modules.py      the constant of a module by itself, for the summary
     kinds.py        the nodes of a certified program: how they run, and their rounding errors
     lowering.py     from calls to nodes
-    exact.py        exact sums over weights, for kinds.py
     reference.py    runs a graph and compares a model with it
 """
 
 from onelip.core.errors import CannotTrace
 from onelip.graph import kinds, ops as ops
-from onelip.graph.calls import Call, Graph, Ref
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.step import Refusal, Step, known_operations, register_rule
+from onelip.graph.step import Call, Graph, Ref, Refusal, Step, known_operations, register_rule
 from onelip.graph.trace import trace
 
 __all__ = [

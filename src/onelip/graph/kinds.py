@@ -16,10 +16,10 @@ Domain: images lie in [0, 1]^n and radii are below sqrt(n), so every perturbed i
 also outside of [0, 1].
 """
 
-import itertools
+import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
+from onelip.core.floats import is_below, largest_sum, squared_norm
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.rounding import ETA, LIMIT, UNIT, gamma, up, up_root
-from onelip.graph.exact import gain, is_below, largest_sum, squared_norm
 
 
 @dataclass(frozen=True)
@@ -481,6 +481,36 @@ class Potential(Affine):
         return before[0].after(factor, 2 * sigma * bias, rounding, **self.facts(sigma, absolute, bias))
 
 
+@functools.lru_cache(maxsize=1024)
+def gain(terms: int, norm: float) -> float:
+    """A float not below max |p(i a)| for |a| <= norm, where p(x) = sum_{j <= terms} x^j / j!.
+
+    So the norm of p(S) is not larger for any skew S of this norm: S is normal with eigenvalues i a. |p(i a)|^2 is
+    1 + x^m q(x) for x = a^2, with rational coefficients, m being the first power after 0: the sign of q near 0 decides
+    whether the series expands there. In each of many intervals of x the positive terms of q are largest at the end and
+    the negative ones at the beginning. All of it is integer arithmetic.
+
+    Examples:
+        >>> gain(4, 2.8), round(gain(5, 2.0), 3)
+        (1.0, 1.005)
+    """
+    if not 0 <= norm < math.inf:
+        return math.inf
+    whole = math.factorial(terms)
+    coefficients = [0] * (terms + 1)  # times whole^2
+    for j in range(terms + 1):
+        for k in range(j % 2, terms + 1, 2):  # i^j conj(i^k) is real only for even j - k
+            sign = 1 if (j - k) % 4 == 0 else -1
+            coefficients[(j + k) // 2] += sign * (whole // math.factorial(j)) * (whole // math.factorial(k))
+    m = next(j for j, c in enumerate(coefficients) if j > 0 and c != 0)
+    # In units of 1 / 256 for x, and of 256^-terms for the whole.
+    tail = [(c * 256 ** (terms - j), j - m) for j, c in enumerate(coefficients) if j >= m]
+    most = 0
+    for i in range(math.ceil(256 * Fraction(norm) ** 2)):
+        most = max(most, (i + 1) ** m * sum(c * (i + 1 if c > 0 else i) ** j for c, j in tail))
+    return up_root(1 + Fraction(most, whole**2 * 256**terms))
+
+
 @dataclass(frozen=True)
 class Exponential(Affine):
     """factor * p(S) x + b with p(S) = sum_{j <= terms} S^j / j!, S a skew convolution that keeps the size; SOC layers.
@@ -565,63 +595,3 @@ def _below_limit(node: Node, value: float) -> Fraction:
     if not abs(value) < LIMIT:
         raise ProofError(f"expected a factor below 2^500, got {value!r} at {node.title}; use a smaller factor")
     return Fraction(value)
-
-
-@dataclass(frozen=True)
-class Program:
-    """A network that can be certified: node 0 is the input, the last node holds the logits."""
-
-    nodes: tuple[Node, ...]
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one image."""
-        return self.nodes[0].shape
-
-    @property
-    def classes(self) -> int:
-        """Number of logits."""
-        return self.nodes[-1].shape[0]
-
-    @torch.no_grad()
-    def run(self, images: Tensor) -> list[Tensor]:
-        """The values of all nodes for float64 images (N, *shape); the last are the logits.
-
-        Examples:
-            >>> Program((Input((), (2,)), Relu((0,), (2,)))).run(torch.tensor([[-1.0, 2.0]]))[-1]
-            tensor([[0., 2.]])
-        """
-        values = [images]
-        for node in self.nodes[1:]:
-            value = node.run(*(values[i] for i in node.inputs))
-            if value.shape[1:] != node.shape:
-                raise RuntimeError(f"{node.title}: expected the shape {node.shape}, got {tuple(value.shape[1:])}")
-            values.append(value)
-        return values
-
-
-def windows_of(
-    sizes: Sequence[int],
-    out: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] | None = None,
-    dilation: Sequence[int] | None = None,
-) -> tuple[tuple[int, ...], ...]:
-    """By place in the window: the pixel of each window, row-major; -1 beyond the border.
-
-    Examples:
-        >>> windows_of((4,), (2,), (2,), (2,))
-        ((0, 2), (1, 3))
-    """
-    padding, dilation = padding or [0] * len(kernel), dilation or [1] * len(kernel)
-    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]  # from a pixel to the next one along an axis
-    beyond = -math.prod(sizes)  # plus any pixel, this is negative
-    found = []
-    for tap in itertools.product(*map(range, kernel)):
-        axes = [
-            [step * i if 0 <= i < n else beyond for i in range(d * t - p, d * t - p + s * count, s)]
-            for step, t, n, s, p, d, count in zip(steps, tap, sizes, stride, padding, dilation, out, strict=True)
-        ]
-        found.append(tuple(max(-1, sum(place)) for place in itertools.product(*axes)))
-    return tuple(found)

@@ -15,15 +15,15 @@ Rules of your own are registered in the same way, from outside of the package.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import ProofError
-from onelip.graph.calls import Graph, Ref, argument_of
-from onelip.graph.kinds import Input, Node, Program, Stored
-from onelip.graph.step import aten, check_operations
+from onelip.graph.kinds import Input, Node, Stored
+from onelip.graph.step import Graph, Ref, argument_of, aten, check_operations
 from onelip.graph.trace import trace
 
 LoweringRule = Callable[["Lowering"], int]
@@ -41,6 +41,40 @@ def lowers(*operations: str | type[nn.Module]) -> Callable[[AnyRule], AnyRule]:
         return rule
 
     return register
+
+
+@dataclass(frozen=True)
+class Program:
+    """A network that can be certified: node 0 is the input, the last node holds the logits."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return self.nodes[0].shape
+
+    @property
+    def classes(self) -> int:
+        """Number of logits."""
+        return self.nodes[-1].shape[0]
+
+    @torch.no_grad()
+    def run(self, images: Tensor) -> list[Tensor]:
+        """The values of all nodes for float64 images (N, *shape); the last are the logits.
+
+        Examples:
+            >>> from onelip.graph import kinds
+            >>> Program((Input((), (2,)), kinds.Relu((0,), (2,)))).run(torch.tensor([[-1.0, 2.0]]))[-1]
+            tensor([[0., 2.]])
+        """
+        values = [images]
+        for node in self.nodes[1:]:
+            value = node.run(*(values[i] for i in node.inputs))
+            if value.shape[1:] != node.shape:
+                raise RuntimeError(f"{node.title}: expected the shape {node.shape}, got {tuple(value.shape[1:])}")
+            values.append(value)
+        return values
 
 
 class Lowering:

@@ -14,20 +14,19 @@ from torch.utils._pytree import tree_map
 from onelip.bounds.falsify import UNIT, Claim, Claims, Search, sample_norms
 from onelip.core.errors import CannotTrace, UnsoundBound
 from onelip.core.geometry import LINEAR_LAYERS
-from onelip.core.precision import full_precision
+from onelip.core.modes import full_precision
 from onelip.core.state import Snapshot, unchanged
-from onelip.graph.calls import Call, Graph, Ref
-from onelip.graph.step import StepBound, aten
+from onelip.graph.step import Call, Graph, Ref, StepBound, aten
 
 
-def claims_of(graph: Graph, verdicts: Sequence[StepBound]) -> Claims:
+def claims_of_graph(graph: Graph, bounds: Sequence[StepBound]) -> Claims:
     """The constants that the rules have proved for a graph, as claims to test."""
     claims = []
-    for call, verdict in zip(graph.calls, verdicts, strict=True):
-        factor = verdict.factor if len(call.inputs) == 1 else None
+    for call, bound in zip(graph.calls, bounds, strict=True):
+        factor = bound.factor if len(call.inputs) == 1 else None
         run = _Runner(call, [graph.calls[i].dtype for i in call.inputs])
         title = f"{call.place or 'the model'} ({type(call.module).__name__ if call.module is not None else call.op})"
-        claims.append(Claim(title, call.inputs, run, verdict.constant, factor))
+        claims.append(Claim(title, call.inputs, run, bound.constant, factor))
     return Claims(claims[: graph.output + 1])
 
 

@@ -4,11 +4,11 @@ Nothing is assumed about a `forward`: torch.export runs it on tensors without va
 that the program does with inputs of this shape: sums, concatenations, functional calls, hooks. Control flow that
 depends on values has no single graph and raises an error. In-place operations are rewritten (a write into a view
 becomes a scatter), so that following the operands follows the data. Layers with a better rule than their operations
-stay single calls, see Note [Leaves] in _leaves.py.
+stay single calls, see Note [Leaves] in _opaque.py.
 
 Note [Batch]
     A bound is about one sample. So the trace is for an unknown number of samples, about which the program may ask
-    nothing, and which it may not compute with (_lengths.py). The graph is that of two samples. A rule holds for a call
+    nothing, and which it may not compute with (_reader.py). The graph is that of two samples. A rule holds for a call
     only if axis 0 is the batch before and after it.
 
 Note [Calls]
@@ -37,11 +37,9 @@ from onelip.core.bake import bake, check_initialised, check_module, plain_of
 from onelip.core.errors import CannotTrace, ChangingModel, NonFiniteWeight
 from onelip.core.lipschitz_module import part_in_training
 from onelip.core.state import Snapshot, unchanged
-from onelip.graph._leaves import LeafRefused, as_one_operation, is_known, is_leaf, leaves_are
-from onelip.graph._lengths import conditions_on_length, is_random
-from onelip.graph._masks import Masks
-from onelip.graph._reader import Reader
-from onelip.graph.calls import Call, Graph, first_different_call
+from onelip.graph._opaque import LeafRefused, Masks, as_one_operation, is_known, is_leaf, leaves_are
+from onelip.graph._reader import Reader, conditions_on_length, is_random
+from onelip.graph.step import Call, Graph, first_different_call
 
 
 def trace(model: nn.Module, example: Tensor, *, is_own: bool = False) -> Graph:
@@ -274,7 +272,7 @@ def _export(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[
 
 
 def _program(running: nn.Module, example: Tensor, plain: nn.Module, leaves: list[str]) -> torch.export.ExportedProgram:
-    """torch.export for an unknown number of samples, with the places of constant masks put in (_masks.py)."""
+    """torch.export for an unknown number of samples, with the places of constant masks put in (_opaque.py)."""
 
     def export() -> torch.export.ExportedProgram:
         sizes: Any = torch.export.ShapesCollection()

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 
 from onelip.core.rounding import multiply_up
-from onelip.graph.calls import Call, Graph
 from onelip.graph.ops.movement import MOVES
 from onelip.graph.ops.squares import in_roots
 from onelip.graph.parts import Joint
-from onelip.graph.step import Refusal, Step, StepBound, find_rule
+from onelip.graph.step import Call, Graph, Refusal, Step, StepBound, find_rule
 
 _EXACT_ENOUGH = (torch.float32, torch.float64)
 
@@ -30,7 +29,7 @@ _EXACT_ENOUGH = (torch.float32, torch.float64)
 def walk(
     graph: Graph, *, effort: Any = "normal", progress: Callable[[Call], None] | None = None
 ) -> tuple[StepBound, ...]:
-    """A verdict for every call.
+    """The bound of every call, or why none is known.
 
     Args:
         graph: of `trace`.
@@ -42,10 +41,10 @@ def walk(
         >>> class Residual(torch.nn.Module):
         ...     def forward(self, x):
         ...         return x + torch.relu(x)
-        >>> [verdict.constant for verdict in walk(trace(Residual(), torch.zeros(2, 3)))]
+        >>> [bound.constant for bound in walk(trace(Residual(), torch.zeros(2, 3)))]
         [1.0, 1.0, 2.0]
     """
-    verdicts: list[StepBound] = []
+    bounds: list[StepBound] = []
     constants: list[float] = []
     holes: dict[int, torch.Tensor] = {}
     layers: dict[Any, StepBound] = {}  # a layer used twice is bounded once
@@ -54,18 +53,18 @@ def walk(
         if progress is not None:
             progress(call)
         step = Step(call, graph, constants, effort, holes)
-        verdict = _by_rule(step, layers)
-        if any(verdicts[i].constant is None for i in call.inputs):
-            verdict = _by_roots(step, replace(verdict, constant=None, root=None), verdicts)
-        verdict = _by_parts(step, verdict, joint, verdicts)
-        verdicts.append(verdict)
+        bound = _by_rule(step, layers)
+        if any(bounds[i].constant is None for i in call.inputs):
+            bound = _by_roots(step, replace(bound, constant=None, root=None), bounds)
+        bound = _by_parts(step, bound, joint, bounds)
+        bounds.append(bound)
         # Rules of calls that depend on an unknown constant are applied as well, so that all gaps are reported at once.
-        constants.append(1.0 if verdict.constant is None else verdict.constant)
-        if verdict.holes is not None:
-            holes[call.index] = verdict.holes
-    if verdicts[graph.output].holes is not None:
-        verdicts[graph.output] = StepBound(None, "contains uninitialised memory", is_refused=True)
-    return _blamed(graph, verdicts)
+        constants.append(1.0 if bound.constant is None else bound.constant)
+        if bound.holes is not None:
+            holes[call.index] = bound.holes
+    if bounds[graph.output].holes is not None:
+        bounds[graph.output] = StepBound(None, "contains uninitialised memory", is_refused=True)
+    return _blamed(graph, bounds)
 
 
 def _by_rule(step: Step, layers: dict[Any, StepBound]) -> StepBound:
@@ -98,49 +97,49 @@ def _by_rule(step: Step, layers: dict[Any, StepBound]) -> StepBound:
         return StepBound(None, f"its rule failed: {type(error).__name__}: {error}", is_refused=True)
 
 
-def _by_roots(step: Step, verdict: StepBound, before: list[StepBound]) -> StepBound:
-    """The verdict, or a bound from the roots of the operands."""
+def _by_roots(step: Step, bound: StepBound, before: list[StepBound]) -> StepBound:
+    """`bound`, or a bound from the roots of the operands."""
     if not any(before[i].root is not None for i in step.call.inputs):
-        return verdict
+        return bound
     try:
         _check(step)
-        return in_roots(step, [other.root for other in before]) or verdict
+        return in_roots(step, [other.root for other in before]) or bound
     except Exception:  # a refusal, or a rule that fails: it proves nothing
-        return verdict
+        return bound
 
 
-def _by_parts(step: Step, verdict: StepBound, joint: Joint, before: list[StepBound]) -> StepBound:
+def _by_parts(step: Step, bound: StepBound, joint: Joint, before: list[StepBound]) -> StepBound:
     """The bound of the rule, or a smaller one where parts of one tensor come together."""
-    found = joint.enter(step.call, verdict)
+    found = joint.enter(step.call, bound)
     constant = None if found is None else before[found.ancestor].constant
     if found is None or constant is None:
-        return verdict
+        return bound
     try:
         _check(step)
     except Refusal:
-        return verdict
+        return bound
     constant = multiply_up(found.constant, constant)
-    if verdict.root is not None:
-        return replace(verdict, root=min(constant, verdict.root))
-    if not constant < (math.inf if verdict.constant is None else verdict.constant):
-        return verdict
+    if bound.root is not None:
+        return replace(bound, root=min(constant, bound.root))
+    if not constant < (math.inf if bound.constant is None else bound.constant):
+        return bound
     why = "parts of one tensor, together"
-    return StepBound(constant, why, remark=found.remark, ancestor=found.ancestor, holes=verdict.holes)
+    return StepBound(constant, why, remark=found.remark, ancestor=found.ancestor, holes=bound.holes)
 
 
-def _blamed(graph: Graph, verdicts: list[StepBound]) -> tuple[StepBound, ...]:
-    """The verdicts, where only calls that the output depends on are refused: others are part of a later bound."""
-    found = list(verdicts)
+def _blamed(graph: Graph, bounds: list[StepBound]) -> tuple[StepBound, ...]:
+    """The bounds, where only calls that the output depends on are refused: others are part of a later bound."""
+    found = list(bounds)
     constants, roots = {graph.output}, set[int]()  # calls whose constants, or those of their roots, are needed
     for call in reversed(graph.calls):
-        verdict = verdicts[call.index]
-        rests = call.inputs if verdict.ancestor is None else [verdict.ancestor]
+        bound = bounds[call.index]
+        rests = call.inputs if bound.ancestor is None else [bound.ancestor]
         if call.index in constants:
-            (roots if verdict.constant is not None and verdict.by_roots else constants).update(rests)
-        elif call.index in roots and verdict.root is not None:
-            (roots if verdict.by_roots else constants).update(rests)
-        if call.index not in constants and verdict.is_refused:
-            found[call.index] = replace(verdict, is_refused=False, why="bounded as a part of a later step")
+            (roots if bound.constant is not None and bound.by_roots else constants).update(rests)
+        elif call.index in roots and bound.root is not None:
+            (roots if bound.by_roots else constants).update(rests)
+        if call.index not in constants and bound.is_refused:
+            found[call.index] = replace(bound, is_refused=False, why="bounded as a part of a later step")
     return tuple(found)
 
 

@@ -27,7 +27,6 @@ from onelip.losses.margin import (
     emma_scores as emma_scores,
     lmt_scores as lmt_scores,
 )
-from onelip.losses.offset import Loss as Loss, OffsetCrossEntropy as OffsetCrossEntropy
 from onelip.losses.optimal_transport import HKRLoss as HKRLoss, KRLoss as KRLoss
 from onelip.losses.penalties import (
     GradientPenaltyLoss as GradientPenaltyLoss,
@@ -37,6 +36,8 @@ from onelip.losses.penalties import (
     orthogonality_residual as orthogonality_residual,
 )
 from onelip.losses.registry import (
+    Loss as Loss,
+    OffsetCrossEntropy as OffsetCrossEntropy,
     call_loss as call_loss,
     create_loss as create_loss,
     find_loss as find_loss,

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.losses.chain import PairConstants, estimated_constant
-from onelip.losses.offset import LARGEST, Loss, OffsetLoss, Reduction, widened
-from onelip.losses.registry import register_loss
+from onelip.losses.registry import LARGEST, Loss, OffsetLoss, Reduction, register_loss, widened
 
 
 @register_loss("lmt")

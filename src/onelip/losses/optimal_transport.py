@@ -10,9 +10,8 @@ so a network with a proved constant $L$ gives the lower bound $(\mathbb E_P f - 
 import torch
 from torch import Tensor
 
-from onelip.core.arguments import check_number
-from onelip.losses.offset import LARGEST, Loss, Reduction, widened
-from onelip.losses.registry import register_loss
+from onelip.core.errors import check_number
+from onelip.losses.registry import LARGEST, Loss, Reduction, register_loss, widened
 
 
 @register_loss("kr")

@@ -6,11 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
-from onelip.gram.correlation import self_correlation
-from onelip.losses.offset import LARGEST, OffsetLoss, Reduction, widened
-from onelip.losses.registry import register_loss
+from onelip.gram.products import self_correlation
+from onelip.losses.registry import LARGEST, OffsetLoss, Reduction, register_loss, widened
 
 
 @register_loss("ocnn")

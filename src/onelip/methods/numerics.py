@@ -9,7 +9,7 @@ from onelip.bounds import bound_weight
 from onelip.core.errors import NonFiniteWeight
 from onelip.core.geometry import Geometry
 from onelip.core.lipschitz_module import Bound
-from onelip.gram.scaling import normalizer
+from onelip.gram.rescale import normalizer
 
 UNIT64 = 2.0**-53  # unit roundoff of float64
 

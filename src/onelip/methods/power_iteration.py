@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_integer, per_axis
+from onelip.core.errors import check_integer, per_axis
 from onelip.core.geometry import Geometry, geometry_of
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of, working_type
-from onelip.core.precision import full_precision
 from onelip.methods.numerics import MATRIX, KnownBound, stored_constant
 from onelip.methods.registry import Layer, Method, PaperRow, register_method
 from onelip.nn.init import tight_weight

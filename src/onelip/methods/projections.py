@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.hooks import RemovableHandle
 
-from onelip.core.arguments import check_number
+from onelip.core.errors import check_number
 from onelip.core.geometry import Geometry
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -22,7 +23,6 @@ from onelip.core.parametrization import (
     original_of,
     working_type,
 )
-from onelip.core.precision import full_precision
 from onelip.methods.power_iteration import PowerIterated, overlap_of_rows
 from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method
 from onelip.nn.init import tight_weight

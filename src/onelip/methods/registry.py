@@ -1,21 +1,23 @@
-"""The registry of methods: the record `Method`, `register_method`, and the helper with which most methods are applied.
+"""The registry of methods: the record `Method`, `register_method`, helpers that apply methods, and descriptions.
 
 `onelip.constrain`, the command line, the documentation and the contract test find methods here. The modules of
 `onelip.methods` register theirs when the package is imported.
 """
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from onelip.core.arguments import check_name_free, did_you_mean
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.docstrings import arguments_in
+from onelip.core.errors import UnsupportedLayer, check_name_free, did_you_mean
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
+from onelip.core.imports import load_entry_points
 from onelip.core.parametrization import LipschitzParametrization, attach, weight_of
-from onelip.core.plugins import load_entry_points
 from onelip.nn.aol import aol
 
 Guarantee = Literal["proved", "at convergence"]
@@ -254,3 +256,103 @@ register_method(
         paper=PaperRow(E="yes", F="yes", G="yes", M="yes"),
     )
 )
+
+
+# ---- Descriptions, from the registry and the docstrings: for `onelip methods` and docs/methods.md
+
+
+_LAST_LAYER = "rows of the last layer have norm 1, and radii are certified per pair of classes."
+
+FOOTNOTES = {
+    1: "requires a regularisation loss",
+    2: "internal methods would have to be run to convergence",
+    3: "iterative procedure that can be split between training steps",
+    4: "requires matrix orthogonalisation",
+    5: "requires inversion of an input-sized matrix",
+    6: "requires circular padding and full-image kernel size",
+    7: "requires large kernel sizes to ensure orthogonality",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a method: a keyword of its function, and a key of --method-options.
+
+    Attributes:
+        name: name of the keyword.
+        default: its default.
+        text: its description.
+    """
+
+    name: str
+    default: Any
+    text: str
+
+
+def options_of(method: Method) -> list[Option]:
+    """Return the options of a method, without those of its loss.
+
+    Args:
+        method: a method.
+
+    Examples:
+        >>> [(option.name, option.default) for option in options_of(METHODS["oni"])]
+        [('steps', 5), ('lipschitz', 1.0), ('normalise_last_layer', False)]
+    """
+    texts = arguments_in(method.function)
+    parameters = inspect.signature(method.apply).parameters.values()
+    # input_size is given by the model, layer by layer.
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "input_size"]
+    options = [Option(p.name, p.default, texts.get(p.name, "")) for p in keywords]
+    return [*options, Option("normalise_last_layer", False, _LAST_LAYER)]
+
+
+def about(method: Method) -> dict[str, Any]:
+    """Return a method as a JSON object.
+
+    Args:
+        method: a method.
+
+    Examples:
+        >>> about(METHODS["aol"])["guarantee"]
+        'proved'
+    """
+    return {
+        "name": method.name,
+        "title": method.title,
+        "mechanism": method.mechanism,
+        "guarantee": method.guarantee,
+        "train_equals_eval": method.train_equals_eval,
+        "paper": None if method.paper is None else {c: getattr(method.paper, c) for c in "EFGM"},
+        "hyperparameters": dict(method.hyperparameters),
+        "options": {option.name: option.default for option in options_of(method)},
+        "loss": method.loss,
+        "certificate": method.certificate,
+        "needs_input_size": method.needs_input_size,
+        "note": method.note,
+        "layers": [layer.__name__ for layer in method.layers],
+        "citation": method.citation,
+    }
+
+
+def supported_layers(method: Method) -> str:
+    """Return the names of the layers that a method supports.
+
+    Examples:
+        >>> supported_layers(METHODS["aol"]), supported_layers(METHODS["lln"])
+        ('all linear layers', 'Linear')
+    """
+    if set(method.layers) == set(LINEAR_LAYERS):
+        return "all linear layers"
+    return ", ".join(layer.__name__ for layer in method.layers)
+
+
+def by_year() -> list[Method]:
+    """Return all methods, the oldest paper first; those without a year in their citation come last.
+
+    Examples:
+        >>> [method.name for method in by_year()][:2]
+        ['clipping', 'gradient-penalty']
+    """
+    years = {name: re.findall(r"\b(?:19|20)\d\d\b", method.citation) for name, method in METHODS.items()}
+    return sorted(METHODS.values(), key=lambda method: (max(years[method.name], default="9999"), method.name))

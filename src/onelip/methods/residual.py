@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.arguments import check_integer
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer, check_integer
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule, why_other_map
 from onelip.core.parametrization import attach, check_lipschitz, find_parametrization, original_of, weight_of

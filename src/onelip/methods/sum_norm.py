@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from onelip.core.geometry import Geometry
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import LipschitzParametrization, working_type
-from onelip.core.precision import full_precision
 from onelip.methods.numerics import widest_type
 from onelip.methods.registry import Layer, attach_new, check_kind
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.models.chain import Chain, check_even
 from onelip.models.registry import register_model, takes_arguments_of
 from onelip.nn import MirrorAverage

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.models.chain import Chain, ImageSize, check_even, height_and_width
 from onelip.models.registry import register_model, takes_arguments_of
 

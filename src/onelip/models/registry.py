@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from onelip.core.arguments import check_name_free, did_you_mean
 from onelip.core.docstrings import arguments_in, first_line
-from onelip.core.plugins import load_entry_points
+from onelip.core.errors import check_name_free, did_you_mean
+from onelip.core.imports import load_entry_points
 from onelip.models.chain import ImageSize, height_and_width
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {}

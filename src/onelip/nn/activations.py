@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from onelip.core.arguments import check_integer, check_number
+from onelip.core.errors import check_integer, check_number
 from onelip.core.lipschitz_module import LipschitzModule
-from onelip.core.tracing import is_compiling, is_scripting
+from onelip.core.modes import is_compiling, is_scripting
 from onelip.graph.kinds import Abs as AbsNode, Sort
 from onelip.graph.lowering import Lowering, lowers
 from onelip.nn.channels import along_axis, axis_length, check_channels

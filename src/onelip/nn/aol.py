@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from onelip.core.arguments import check_integer
 from onelip.core.docstrings import like
+from onelip.core.errors import check_integer
 from onelip.core.geometry import Geometry, geometry_of
 from onelip.core.lipschitz_module import same_in_eval
+from onelip.core.modes import full_precision, is_compiling
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -22,11 +23,8 @@ from onelip.core.parametrization import (
     weight_of,
     working_type,
 )
-from onelip.core.precision import full_precision
-from onelip.core.tracing import is_compiling
-from onelip.gram.perron import balanced, balanced_for
-from onelip.gram.rescale import column_weights, rescaled
-from onelip.gram.row_sums import per_column
+from onelip.gram.products import per_column
+from onelip.gram.rescale import balanced, balanced_for, column_weights, rescaled
 from onelip.nn.init import tight_weight
 
 Side = Literal["inputs", "outputs", "auto"]
@@ -126,7 +124,7 @@ class AOL(LipschitzParametrization):
     def right_inverse(self, W: Tensor) -> Tensor:
         """Return a parameter P such that forward(P) is W up to one factor per connected block of channels.
 
-        The factor is 1 for each weight that AOL itself can produce; see `onelip.gram.perron`.
+        The factor is 1 for each weight that AOL itself can produce; see `onelip.gram.rescale`.
         """
         W = super().right_inverse(W)
         if W.is_meta or not W.any() or not W.isfinite().all():

@@ -10,9 +10,9 @@ from torch import Tensor, distributed as dist
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from onelip.core.arguments import check_integer, check_number
+from onelip.core.errors import check_integer, check_number
 from onelip.core.lipschitz_module import Bound, LipschitzModule
-from onelip.core.tracing import is_scripting
+from onelip.core.modes import is_scripting
 from onelip.graph import kinds
 from onelip.graph.kinds import Join
 from onelip.graph.lowering import Lowering, lowers

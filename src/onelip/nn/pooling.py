@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from onelip.core.arguments import check_integer, per_axis
 from onelip.core.docstrings import like
+from onelip.core.errors import check_integer, per_axis
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.modes import is_compiling, is_scripting
 from onelip.core.rounding import root_at_most, up_root
-from onelip.core.tracing import is_compiling, is_scripting
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.movement import space_to_depth as lower_space_to_depth
 from onelip.graph.ops.pooling import average

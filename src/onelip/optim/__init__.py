@@ -11,7 +11,7 @@ applied to every P.
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.optim.layers import retract_ as retract_, unscaled as unscaled

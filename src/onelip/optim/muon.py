@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, distributed as dist, nn
 from torch.optim import Optimizer
 
-from onelip.core.arguments import check_integer
-from onelip.core.errors import Diverged
+from onelip.core.errors import Diverged, check_integer
 from onelip.optim.layers import OrthogonalParameter, orthogonal_parameters
 from onelip.optim.operators import (
     RETRACTIONS,

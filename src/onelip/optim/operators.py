@@ -11,12 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.core.floats import power_of_two
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import working_type
-from onelip.core.precision import full_precision
-from onelip.gram.correlation import composition, correlation
-from onelip.gram.row_sums import per_column
+from onelip.gram.products import composition, correlation, per_column
 
 Retraction = Literal["r1", "r2"]
 RETRACTIONS = ("r1", "r2")

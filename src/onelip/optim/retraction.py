@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.optim.layers import orthogonal_parameters
 from onelip.optim.muon import LipschitzMuon
 from onelip.optim.operators import RETRACTIONS, Retraction, retract, tangent as project_to_tangent

@@ -9,7 +9,7 @@ which takes as long as `onelip certify`. `onelip report` draws the same figures 
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.plots.charts import (

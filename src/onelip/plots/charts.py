@@ -9,12 +9,29 @@ from torch import Tensor
 
 from onelip.attacks.result import AttackResult
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, certified_accuracy as cra_at, radius_name
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification
+from onelip.certification.radius import PAPER_RADII, certified_accuracy as cra_at, radius_name
 from onelip.core.rounding import rounded_up
-from onelip.gram.spectrum import spectrum_of_network
-from onelip.plots.canvas import DASHES, FAINT, INK, MARKERS, PAPER, SERIES, SOFT, drawing, new_figure, shade
-from onelip.plots.sources import Log, Run, by_name, certified, loaded, log_of, middle_image
+from onelip.gram.jacobian import spectrum_of_network
+from onelip.plots.canvas import (
+    DASHES,
+    FAINT,
+    INK,
+    MARKERS,
+    PAPER,
+    SERIES,
+    SOFT,
+    Log,
+    Run,
+    by_name,
+    certified,
+    drawing,
+    loaded,
+    log_of,
+    middle_image,
+    new_figure,
+    shade,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -302,7 +319,7 @@ def singular_values(source: Run | Mapping[str, Any], proved: Audit | None = None
     """Draw the singular values of each layer, and the proved constants of the layers.
 
     Args:
-        source: a run; or singular values from `onelip.gram.spectrum.spectrum_of_network`.
+        source: a run; or singular values from `onelip.gram.jacobian.spectrum_of_network`.
         proved: the audit of the network. For a run it is computed if it is missing.
 
     Returns:
@@ -338,7 +355,7 @@ def spectra(found: Mapping[str, Mapping[str, Any]]) -> "Figure":
     """Draw the distribution of the singular values of several networks; isometries have all of them at 1.
 
     Args:
-        found: for each name, singular values from `onelip.gram.spectrum.spectrum_of_network`.
+        found: for each name, singular values from `onelip.gram.jacobian.spectrum_of_network`.
 
     Returns:
         The figure.

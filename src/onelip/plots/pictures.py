@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from onelip.attacks.result import AttackResult
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification
 from onelip.core.errors import UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS
 from onelip.core.images import to_float
-from onelip.gram.jtj import center_crop, jtj as crop_of
-from onelip.gram.spectrum import reached_layers
-from onelip.plots.canvas import INK, SERIES, SOFT, drawing, new_figure, shade
-from onelip.plots.sources import Run, certified, loaded, middle_image
+from onelip.gram.jacobian import center_crop, jtj as crop_of, reached_layers
+from onelip.plots.canvas import INK, SERIES, SOFT, Run, certified, drawing, loaded, middle_image, new_figure, shade
 from onelip.training.build import LoadedRun
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ onelip.report.write_report(["runs/first"], "report.html")
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.report.page import (

@@ -19,14 +19,13 @@ from torch import nn
 from onelip import plots
 from onelip.attacks import AttackResult, attack
 from onelip.certification.audit import Audit, audit
-from onelip.certification.margins import PAPER_RADII, radius_name
-from onelip.certification.predict import real_certification
-from onelip.certification.result import Certification
+from onelip.certification.predict import Certification, real_certification
+from onelip.certification.radius import PAPER_RADII, radius_name
 from onelip.core.bake import bake
 from onelip.core.errors import RunError, noted_errors
 from onelip.core.files import file_hash, read_json
 from onelip.core.images import to_float
-from onelip.gram.spectrum import spectrum_of_network
+from onelip.gram.jacobian import spectrum_of_network
 from onelip.plots.canvas import to_svg
 from onelip.report.table import Row
 from onelip.training.build import LoadedRun, load_run, load_run_data

@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from onelip import plots
 from onelip._version import __version__
-from onelip.certification.margins import PAPER_RADII, certified_accuracy, radius_name
+from onelip.certification.radius import PAPER_RADII, certified_accuracy, radius_name
 from onelip.core.errors import PathTaken, RecipeError
 from onelip.core.files import read_json, write_whole
 from onelip.core.paper import paper

@@ -8,7 +8,7 @@ Names are loaded on first use, so that the list of experiments does not import t
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.reproduce.experiments import (
@@ -18,6 +18,6 @@ if TYPE_CHECKING:
         list_experiments as list_experiments,
     )
     from onelip.reproduce.run import Reproduction as Reproduction, reproduce as reproduce
-    from onelip.reproduce.text import TextTable as TextTable
+    from onelip.reproduce.tables import TextTable as TextTable
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -7,8 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from onelip.core.arguments import did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, did_you_mean
 from onelip.core.paper import paper
 from onelip.training.recipe import Recipe, preset, recipe_for_budget
 

@@ -1,25 +1,130 @@
-"""The tables and figures of a reproduction: the paper's numbers, ours and the difference, from the run directories."""
+"""The tables and figures of a reproduction, from the run directories; tables of text, Markdown, CSV and LaTeX."""
 
+import csv
 import io
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor, nn
 
 from onelip.core.errors import RunError, reason
 from onelip.core.files import read_json, write_whole
-from onelip.methods.describe import FOOTNOTES, supported_layers
-from onelip.methods.registry import METHODS
+from onelip.methods.registry import FOOTNOTES, METHODS, supported_layers
 from onelip.models.registry import create_model
 from onelip.nn import MaxMin
 from onelip.plots.pictures import crop_of_layer, described_layer, draw_crops, linear_layers
 from onelip.reproduce.experiments import Experiment, Row, columns, differences
-from onelip.reproduce.text import TextTable
 from onelip.training.build import load_run
+from onelip.training.display import text_table
 from onelip.training.run_directory import RunDirectory, read_config
+
+# ---- Tables of text: for the terminal, and as Markdown, CSV and LaTeX
+
+
+# CommonMark and LaTeX read these characters as markup.
+_MARKDOWN = {character: f"\\{character}" for character in "\\|*_`<[]~"}
+_LATEX = {character: f"\\{character}" for character in "%&_#$"} | {
+    "×": "$\\times$",
+    "√": "$\\sqrt{}$",
+    "~": "$\\sim$",
+    "−": "$-$",
+    "ᵀ": "$^\\top$",
+    "\\": "\\textbackslash{}",
+    "{": "\\{",
+    "}": "\\}",
+    "^": "\\textasciicircum{}",
+}
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text.
+
+    Attributes:
+        title: one line above it.
+        heads: headings.
+        rows: cells.
+        notes: lines below it.
+        left: number of columns that are text, aligned to the left; the others are numbers.
+
+    Examples:
+        >>> table = TextTable("A", ("name", "%"), [("AOL_1", "3")], ["a note"], 1)
+        >>> print(table.to_markdown())
+        **A**
+        <BLANKLINE>
+        | name | % |
+        |---|--:|
+        | AOL\\_1 | 3 |
+        <BLANKLINE>
+        a note
+        <BLANKLINE>
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+    left: int
+
+    def to_rich(self) -> Table:
+        """The table for a terminal; a cell that repeats the one above it in the first column is empty."""
+        before, rows = "", []
+        for first, *rest in self.rows:
+            rows.append(("" if first == before else first, *rest))
+            before = first
+        return text_table(self.title, self.heads, rows, self.left)
+
+    def to_markdown(self) -> str:
+        """The table as Markdown, with its title and notes."""
+
+        def line(cells: tuple[str, ...]) -> str:
+            return f"| {' | '.join(_replaced(cell, _MARKDOWN) for cell in cells)} |"
+
+        rule = "|".join("---" if number < self.left else "--:" for number in range(len(self.heads)))
+        table = "\n".join([line(self.heads), f"|{rule}|", *map(line, self.rows)])
+        notes = "".join(f"\n{_replaced(note, _MARKDOWN)}\n" for note in self.notes)
+        return f"**{_replaced(self.title, _MARKDOWN)}**\n\n{table}\n{notes}"
+
+    def to_csv(self) -> str:
+        """The table as CSV with a header line; title and notes are left out."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([self.heads, *self.rows])
+        return text.getvalue()
+
+    def to_latex(self) -> str:
+        r"""The table as a LaTeX table, with the notes in the caption; needs no package."""
+        lines = [" & ".join(_replaced(cell, _LATEX) for cell in row) + r" \\" for row in [self.heads, *self.rows]]
+        caption = " ".join([f"{self.title}.", *self.notes])
+        columns = "l" * self.left + "r" * (len(self.heads) - self.left)
+        return "\n".join(
+            [
+                r"\begin{table}",
+                rf"\caption{{{_replaced(caption, _LATEX)}}}",
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\hline",
+                lines[0],
+                r"\hline",
+                *lines[1:],
+                r"\hline",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+def _replaced(text: str, marks: dict[str, str]) -> str:
+    return "".join(marks.get(character, character) for character in text)
+
+
+# ---- The tables and figures of a reproduction
+
 
 AS_PUBLISHED, SCALED, UNFINISHED, FAILED, ELSEWHERE = "as published", "scaled", "not finished", "failed", "not run here"
 

@@ -22,8 +22,8 @@ from torch.nn.utils import parametrize
 
 from onelip.core.bake import bake
 from onelip.core.errors import UnsupportedLayer
+from onelip.core.modes import rounding_room
 from onelip.core.parametrization import find_parametrization, original_of
-from onelip.core.precision import rounding_room
 from onelip.graph.modules import bound_module
 from onelip.methods.projections import project
 from onelip.methods.registry import Method

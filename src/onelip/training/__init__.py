@@ -9,7 +9,7 @@ Names are imported on first use: recipes do not need torch.
 
 from typing import TYPE_CHECKING
 
-from onelip.core.lazy import lazy_names
+from onelip.core.imports import lazy_names
 
 if TYPE_CHECKING:
     from onelip.core.errors import (

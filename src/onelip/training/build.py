@@ -11,16 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from onelip.certification.predict import Mode
 from onelip.certification.proof import Progress, Proof
-from onelip.certification.result import Mode
-from onelip.core.arguments import check_known, did_you_mean
 from onelip.core.bake import bake
-from onelip.core.errors import RecipeError, RunError
-from onelip.core.plugins import defining_modules, import_modules
+from onelip.core.errors import RecipeError, RunError, check_known, did_you_mean
+from onelip.core.imports import defining_modules, import_modules
 from onelip.data import DataError, DataNotFound, ImageData, NewImages, load_data, load_images, validation_split
 from onelip.losses.registry import find_loss, list_losses
-from onelip.methods.describe import options_of as options_of_method
-from onelip.methods.registry import list_methods
+from onelip.methods.registry import list_methods, options_of as options_of_method
 from onelip.models import create_model, list_models
 from onelip.models.registry import model_builder, model_options
 from onelip.training.checkpoint import load_checkpoint, read_header, read_tensors, write_tensors

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from onelip.core.errors import CheckpointError, Diverged, RunError
 from onelip.core.files import write_whole
-from onelip.core.state_dicts import settings_difference
+from onelip.core.parametrization import settings_difference
 
 FORMAT = "onelip checkpoint 2"
 _MODEL, _AVERAGE, _OPTIMIZER, _RANDOM = "model.", "average.", "optimizer.", "random."

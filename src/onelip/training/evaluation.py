@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from onelip.bounds.falsify import Claim, Claims, example_points, falsify
-from onelip.certification.margins import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
+from onelip.certification.radius import PAPER_RADII, certified_accuracy, margins, radius_name, real_radii
 from onelip.certification.summary import summary
 from onelip.core.bake import bake
 from onelip.core.errors import NonFiniteWeight
 from onelip.core.images import to_float
+from onelip.core.modes import full_precision, rounding_room
 from onelip.core.parametrization import find_parametrization
-from onelip.core.precision import full_precision, rounding_room
 from onelip.core.rounding import multiply_up
 from onelip.graph.modules import bound_chain, bound_stored, links
 from onelip.losses.chain import head_rows, output_shape, pair_distances, split_head

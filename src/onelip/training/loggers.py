@@ -13,8 +13,7 @@ from contextlib import redirect_stdout
 from importlib.util import find_spec
 from typing import Any
 
-from onelip.core.arguments import check_known
-from onelip.core.errors import RunError
+from onelip.core.errors import RunError, check_known
 from onelip.core.files import disk_error, read_json
 from onelip.training.run_directory import Logger, RunDirectory, numbers_in, read_log
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_known
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, check_known
 from onelip.core.parametrization import find_parametrization
 from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss, list_losses
 from onelip.methods.projections import Projection, project

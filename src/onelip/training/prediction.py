@@ -9,9 +9,8 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from onelip.certification.predict import certify
+from onelip.certification.predict import Certification, Mode, certify
 from onelip.certification.proof import Progress, Proof
-from onelip.certification.result import Certification, Mode
 from onelip.core.errors import ProofError
 from onelip.data import NewImages
 

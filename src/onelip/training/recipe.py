@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
 
-from onelip.core.arguments import check_known, did_you_mean
-from onelip.core.errors import RecipeError
+from onelip.core.errors import RecipeError, check_known, did_you_mean
 from onelip.data.registry import known_name
 
 VERSION = 1  # increased when a field changes its meaning

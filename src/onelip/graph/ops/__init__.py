@@ -1,15 +1,13 @@
 """Operations, one file per family: importing this package registers them.
 
 activations     slopes
-arithmetic      sums, products with constants
+arithmetic      sums, products with constants; sums, means and cumulative sums along axes
 linear          stored weights
 movement        views, slices, copies, padding
 normalisation   batch normalisation (stored statistics), layer and group normalisation (those of the sample)
-pooling         maxima over windows
+pooling         average pooling, interpolation, maxima over windows
 potential       residual layers x - c A^T s(A x + b), as in SLL and CPL
-separable       average pooling, interpolation
 squares         roots of sums of squares, such as L2 pooling
-sums            sums, means and cumulative sums along axes
 """
 
 from onelip.graph.ops import (
@@ -19,6 +17,6 @@ from onelip.graph.ops import (
     movement as movement,
     normalisation as normalisation,
     pooling as pooling,
-    separable as separable,
-    sums as sums,
+    potential as potential,
+    squares as squares,
 )

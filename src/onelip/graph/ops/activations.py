@@ -15,7 +15,7 @@ from torch import nn
 
 from onelip.core.rounding import multiply_up, up, up_root
 from onelip.graph import kinds
-from onelip.graph._leaves import keep_whole
+from onelip.graph._opaque import keep_whole
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.arithmetic import number, times
 from onelip.graph.ops.squares import square

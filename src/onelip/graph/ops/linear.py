@@ -14,11 +14,10 @@ from onelip.core.batch_norm import ChannelAffine
 from onelip.core.errors import ProofError, UnsupportedLayer
 from onelip.core.geometry import LINEAR_LAYERS, geometry_of
 from onelip.core.rounding import multiply_up
-from onelip.graph.calls import Ref
 from onelip.graph.kinds import Affine, Join
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.modules import bound_module
-from onelip.graph.step import Refusal, Step, StepBound, check_alike, largest, per_axis, register_rule
+from onelip.graph.step import Ref, Refusal, Step, StepBound, check_alike, largest, per_axis, register_rule
 
 _CONVOLUTIONS = {
     (1, False): nn.Conv1d,

@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from onelip.core.batch_norm import Folded
 from onelip.core.rounding import up_root
 from onelip.graph import kinds
-from onelip.graph._lengths import is_whole
-from onelip.graph.calls import Ref
+from onelip.graph._reader import is_whole
 from onelip.graph.lowering import Lowering, lowers
-from onelip.graph.step import Refusal, Step, StepBound, aten, check_not_batch, register_rule
+from onelip.graph.step import Ref, Refusal, Step, StepBound, aten, check_not_batch, register_rule
 
 _MOVES = """
     view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int ravel.default
@@ -371,6 +370,33 @@ def space_to_depth(low: Lowering, kernel: list[int]) -> int:
     """Each place of a window becomes a channel."""
     channels, *sizes = low.source_shape
     out = [n // k for n, k in zip(sizes, kernel, strict=True)]
-    places = kinds.windows_of(sizes, out, kernel, kernel)
+    places = windows_of(sizes, out, kernel, kernel)
     take: Any = (tuple(pixel for place in places for pixel in place),)
     return low.emit(kinds.Max, low.source, shape=(channels * len(places), *out), take=take)
+
+
+def windows_of(
+    sizes: Sequence[int],
+    out: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+) -> tuple[tuple[int, ...], ...]:
+    """By place in the window: the pixel of each window, row-major; -1 beyond the border.
+
+    Examples:
+        >>> windows_of((4,), (2,), (2,), (2,))
+        ((0, 2), (1, 3))
+    """
+    padding, dilation = padding or [0] * len(kernel), dilation or [1] * len(kernel)
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]  # from a pixel to the next one along an axis
+    beyond = -math.prod(sizes)  # plus any pixel, this is negative
+    found = []
+    for tap in itertools.product(*map(range, kernel)):
+        axes = [
+            [step * i if 0 <= i < n else beyond for i in range(d * t - p, d * t - p + s * count, s)]
+            for step, t, n, s, p, d, count in zip(steps, tap, sizes, stride, padding, dilation, out, strict=True)
+        ]
+        found.append(tuple(max(-1, sum(place)) for place in itertools.product(*axes)))
+    return tuple(found)

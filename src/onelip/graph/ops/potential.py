@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from onelip.bounds.linear import bound_layer
 from onelip.core.rounding import multiply_up, up
-from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.linear import convolution_layer, dense
-from onelip.graph.step import Step, StepBound, check_alike, finite, per_axis
+from onelip.graph.step import Call, Ref, Step, StepBound, check_alike, finite, per_axis
 
 _SLOPES = {f"aten.{name}.default" for name in ("relu", "tanh", "sigmoid", "atan", "asinh", "hardtanh", "relu6")}
 _PRODUCTS = ("aten.mul.Tensor", "aten.mul.Scalar")
@@ -37,7 +36,7 @@ class _Map(NamedTuple):
 
 
 def gradient_step(step: Step) -> StepBound | None:
-    """The verdict on a difference of this kind, or None."""
+    """The bound on a difference of this kind, or None."""
     if step.call.op != "aten.sub.Tensor" or finite(step.argument("alpha")) != 1:
         return None
     x, call = step.argument("self"), _call(step, step.argument("other"))

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 
 from onelip.core.rounding import hypotenuse_up, inverse_up, multiply_up, up_root
-from onelip.graph.calls import Call, Ref
 from onelip.graph.ops.movement import COPIES, MOVES, inserted_everywhere
-from onelip.graph.ops.separable import SEPARABLE, read_matrices
-from onelip.graph.step import Step, StepBound, check_alike, check_axes, find_rule, finite, register_rule
+from onelip.graph.ops.pooling import SEPARABLE, read_matrices
+from onelip.graph.step import Call, Ref, Step, StepBound, check_alike, check_axes, find_rule, finite, register_rule
 
 _WITH_CONSTANTS = [f"aten.{name}.{overload}" for name in ("add", "mul", "div") for overload in ("Tensor", "Scalar")]
 _LIKE_ITSELF = {f"aten.{name}.default" for name in ("relu", "abs", "clamp_min")} | COPIES
@@ -47,7 +46,7 @@ def square(step: Step) -> StepBound:
 
 
 def in_roots(step: Step, roots: Sequence[float | None]) -> StepBound | None:
-    """The verdict on a step that works on squares, or None.
+    """The bound on a step that works on squares, or None.
 
     Args:
         step: a call that has no bound by its own rule.

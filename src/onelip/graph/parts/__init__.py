@@ -19,10 +19,9 @@ so the call is sqrt(max w)-Lipschitz in A. The weights follow the program:
 
 Where parts overlap, both weights count: nothing is assumed about them.
 
-values.py      the tensors of a program, and their dominators
+values.py      the tensors of a program, and their dominators; the piecewise affine function of one call
 weights.py     weights over the entries of a dominator (`Joint`)
 rows.py        a tensor as a piecewise affine function of another one, and the weights that follow from it
-row_rules.py   the piecewise affine function of one call
 """
 
 from onelip.graph.parts.weights import Joint

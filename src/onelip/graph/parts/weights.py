@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from onelip.core.rounding import multiply_up, up, up_root
-from onelip.graph.calls import Call, Graph
 from onelip.graph.ops.movement import MOVES, trace_entries
-from onelip.graph.parts.row_rules import may_have_rows, rows_of_call
 from onelip.graph.parts.rows import Decisions, NoRows, Rows, concatenate, identity, pick, weights_of_rows
-from onelip.graph.parts.values import SUMS, Value, Values
-from onelip.graph.step import Refusal, StepBound, find_rule
+from onelip.graph.parts.values import SUMS, Value, Values, may_have_rows, rows_of_call
+from onelip.graph.step import Call, Graph, Refusal, StepBound, find_rule
 
 _MEETS = 2.0**-40  # how far pieces may be apart, relative to their coefficients: see Note [Jumps] of rows.py
 _REMARK = (
@@ -55,9 +53,9 @@ class Joint:
         self._regions: dict[int, Region] = {}
         self._links: dict[int, Tensor | None] = {}
 
-    def enter(self, call: Call, verdict: StepBound) -> JointBound | None:
+    def enter(self, call: Call, bound: StepBound) -> JointBound | None:
         """Add a call and the result of its rule; return a bound if it joins parts of one tensor."""
-        number = self.values.add(call, verdict)
+        number = self.values.add(call, bound)
         try:
             return self._bound(number)
         except Exception:  # proves nothing

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onelip.core.tracing import Constant
+from onelip.core.modes import Constant
 
 _FEW_PIXELS = 16  # up to here products with the basis are faster than FFTs
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.arguments import per_axis
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer, per_axis
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.modes import Constant, full_precision, is_traced
 from onelip.core.parametrization import (
     LipschitzParametrization,
     attach,
@@ -21,13 +21,11 @@ from onelip.core.parametrization import (
     find_parametrization,
     original_of,
     parametrization_list,
+    settings_shown,
     weight_of,
     working_type,
 )
-from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.core.state_dicts import settings_shown
-from onelip.core.tracing import Constant, is_traced
 from onelip.methods.fourier.frequencies import Period, fourier_matrix, real_form
 from onelip.methods.fourier.plain import check_shape, plain_periodic
 from onelip.methods.numerics import MATRIX, UNIT64, of_moderate_size, stored_bound, stored_constant, widest_type

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onelip.core.arguments import check_integer, check_number
-from onelip.core.precision import full_precision
-from onelip.core.tracing import is_traced
+from onelip.core.errors import check_integer, check_number
+from onelip.core.modes import full_precision, is_traced
 from onelip.methods.fourier.layer import OrthogonalMap, replaced, shrunk
 from onelip.methods.fourier.matrix_functions import inverse, skew_exponential
 from onelip.methods.numerics import UNIT64, of_moderate_size, widest_type

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onelip.core.precision import full_precision
-from onelip.core.tracing import is_traced
+from onelip.core.modes import full_precision, is_traced
 
 # torch (2.13 and others; pytorch issues 141358, 142815) factorises the matrices of a batch in several threads after
 # `torch.set_num_threads(n)`, n > 1. With MKL this is not safe: from about 150 rows on inverses are wrong by tens of per

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.arguments import check_integer
+from onelip.core.errors import check_integer
 from onelip.core.geometry import geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule, why_other_map
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import (
     attach,
     check_lipschitz,
@@ -21,7 +22,6 @@ from onelip.core.parametrization import (
     weight_of,
     working_type,
 )
-from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
 from onelip.methods.fourier.frequencies import Period
 from onelip.methods.fourier.layer import (

@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onelip.core.arguments import check_integer
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer, check_integer
 from onelip.core.geometry import Geometry
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import LipschitzParametrization, working_type
-from onelip.core.precision import full_precision
 from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant
 from onelip.methods.orthogonal.steps import bjorck_steps, excess_of_steps
 from onelip.methods.registry import Layer, Method, PaperRow, attach_new, register_method

@@ -7,10 +7,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from onelip.core.arguments import check_integer, check_number
+from onelip.core.errors import check_integer, check_number
 from onelip.core.geometry import Geometry
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import LipschitzParametrization, working_type
-from onelip.core.precision import full_precision
 from onelip.core.rounding import root_at_most
 from onelip.methods.numerics import UNIT64, of_moderate_size, stored_constant, widest_type
 from onelip.methods.orthogonal.steps import bjorck_steps, excess_of_steps

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from onelip.core.arguments import check_integer, check_number
-from onelip.core.errors import UnsupportedLayer
+from onelip.core.errors import UnsupportedLayer, check_integer, check_number
 from onelip.core.geometry import Geometry, geometry_of, padding_of
 from onelip.core.lipschitz_module import Bound, LipschitzModule
+from onelip.core.modes import full_precision
 from onelip.core.parametrization import (
     LipschitzParametrization,
+    SavedSettings,
     attach,
     check_lipschitz,
     original_of,
@@ -23,12 +24,9 @@ from onelip.core.parametrization import (
     weight_of,
     working_type,
 )
-from onelip.core.precision import full_precision
 from onelip.core.rounding import multiply_up
-from onelip.core.state_dicts import SavedSettings
-from onelip.gram.row_sums import absolute_row_sums
-from onelip.graph.exact import gain
-from onelip.graph.kinds import Exponential
+from onelip.gram.products import absolute_row_sums
+from onelip.graph.kinds import Exponential, gain
 from onelip.graph.lowering import Lowering, lowers
 from onelip.graph.ops.linear import affine
 from onelip.graph.ops.movement import space_to_depth as lower_space_to_depth
@@ -66,7 +64,7 @@ def skew_kernel(M: Tensor, norm: float) -> Tensor:
     The result is `norm` times $D J D$. This, instead of a power iteration, is our own.
 
     A skew operator $J$ is normal with eigenvalues $i a$, $|a| \le \|J\|$. So for $p(x) = \sum_{j \le t} x^j / j!$,
-    $\|p(J)\| = \max |p(ia)|$ is at most `gain(t, ||J||)` of `onelip.graph.exact`, without an error term. For $t = 4$
+    $\|p(J)\| = \max |p(ia)|$ is at most `gain(t, ||J||)` of `onelip.graph.kinds`, without an error term. For $t = 4$
     and $8$ it is at most 1 up to $\|J\| = 2.8$ and $3.3$, for $t = 5$ it is 1.005 at $\|J\| = 2$.
 
     Args:
@@ -163,7 +161,7 @@ class SOC(LipschitzModule):
     r"""The truncated exponential of a skew convolution; `soc` makes it.
 
     **Theorem.** For a skew kernel, scaled such that its layer $J$ has norm at most `norm`,
-    $y = \sum_{j \le \mathrm{terms}} J^j x / j!$ has norm at most `gain(terms, norm)` (`onelip.graph.exact`), by which
+    $y = \sum_{j \le \mathrm{terms}} J^j x / j!$ has norm at most `gain(terms, norm)` (`onelip.graph.kinds`), by which
     it is divided. The norm of $J$ is bounded by AOL, without power iteration; see
     `onelip.methods.orthogonal.soc.skew_kernel`.
 

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from onelip.core.precision import full_precision
-from onelip.core.tracing import is_traced
+from onelip.core.modes import full_precision, is_traced
 from onelip.methods.numerics import UNIT64, of_moderate_size, widest_type
 
 Scaling = Literal["tight", "frobenius"]
