@@ -40,8 +40,14 @@ def norm_of(matrix: np.ndarray) -> tuple[float, np.ndarray]:
     if matrix.size == 0 or not matrix.any():
         return 0.0, np.zeros(matrix.shape[1])
     scale = 2.0 ** (math.frexp(float(np.abs(matrix).max()))[1] - 1)
-    _, values, vectors = np.linalg.svd(matrix / scale, full_matrices=False)
-    return float(values[0]) * scale, vectors[0]
+    try:
+        _, values, rows = np.linalg.svd(matrix / scale, full_matrices=False)
+    except (
+        np.linalg.LinAlgError
+    ):  # LAPACK fails for a few matrices with equal singular values, not for their transposes
+        columns, values, _ = np.linalg.svd(matrix.T / scale, full_matrices=False)
+        rows = columns.T
+    return float(values[0]) * scale, rows[0]
 
 
 def exceeds(matrix: np.ndarray, bound: float | Fraction) -> bool:
