@@ -42,9 +42,7 @@ def norm_of(matrix: np.ndarray) -> tuple[float, np.ndarray]:
     scale = 2.0 ** (math.frexp(float(np.abs(matrix).max()))[1] - 1)
     try:
         _, values, rows = np.linalg.svd(matrix / scale, full_matrices=False)
-    except (
-        np.linalg.LinAlgError
-    ):  # LAPACK fails for a few matrices with equal singular values, not for their transposes
+    except np.linalg.LinAlgError:  # LAPACK can fail for equal singular values, but not for the transpose
         columns, values, _ = np.linalg.svd(matrix.T / scale, full_matrices=False)
         rows = columns.T
     return float(values[0]) * scale, rows[0]
