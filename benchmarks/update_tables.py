@@ -33,6 +33,7 @@ _FAST_RUNS = {  # of results/fast_training.json, with what the README says of ea
     "aol-fast-small, 5 epochs": "",
     "aol-fast-medium, 70 epochs": ', `onelip.from_pretrained("cifar10-fast")`',
     "aol-fast-large, 120 epochs": "",
+    "aol-fast-huge, 95 epochs, colours, mirrored average": "",
 }
 
 
