@@ -159,6 +159,26 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     assert all(torch.equal(after[i]["momentum_buffer"], s["momentum_buffer"]) for i, s in state.items())
 
 
+def test_large_gradients_whose_sum_overflows_are_finite():
+    model = network()
+    optimizer = LipschitzMuon(model, lr=0.05)
+    train(model, optimizer, 1)
+    kept = model[0].weight.detach().clone()
+    model[0].parametrizations.weight.original.grad.fill_(1.5e37)  # 32 of them
+    optimizer.step()
+    assert model[0].weight.isfinite().all()
+    assert not torch.equal(model[0].weight, kept)
+
+
+def test_infinities_whose_sum_is_a_nan_are_refused():
+    model = network()
+    optimizer = LipschitzMuon(model, lr=0.05)
+    train(model, optimizer, 1)
+    model[0].parametrizations.weight.original.grad[0, :2] = torch.tensor([torch.inf, -torch.inf])
+    with pytest.raises(Diverged):
+        optimizer.step()
+
+
 def test_parameters_without_a_gradient_stay():
     model = network()
     for parameter in model[0].parameters():

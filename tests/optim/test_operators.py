@@ -3,6 +3,7 @@
 import pytest
 import torch
 from _torus import LAYERS, name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from onelip.optim import orthogonalize, retract, tangent
 
@@ -131,6 +132,28 @@ def test_products_in_bfloat16_are_near():
     ):
         assert low.dtype == torch.float32
         assert (low - full).norm() < 0.02 * full.norm()
+
+
+class Products(TorchDispatchMode):
+    """Records the types of the factors of all products of matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default):
+            self.types |= {argument.dtype for argument in args if isinstance(argument, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_products_in_bfloat16_really_are(groups):
+    P, D = torch.randn(groups, 64, 32), torch.randn(groups, 64, 32)
+    with Products() as products:
+        orthogonalize(D, dtype=torch.bfloat16)
+        tangent(P, D, dtype=torch.bfloat16)
+    assert products.types == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("is_nilpotent", [True, False])

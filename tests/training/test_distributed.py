@@ -150,3 +150,32 @@ def test_networks_go_before_the_group(monkeypatch, how):
     with pytest.raises(RunError), processes("cpu"):
         fail(how, refs)
     assert alive == [False]
+
+
+FAULTS = """
+import ctypes, resource, sys, torch
+from onelip.training.distributed import keep_freed_memory
+if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+    sys.exit("no glibc")
+if sys.argv[1:]:
+    keep_freed_memory()
+for _ in range(8):
+    torch.ones(2**24)
+start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start)
+"""
+
+
+def test_freed_memory_is_kept():
+    """Blocks of 64 MB are new pages each time; kept ones are not."""
+    faults = []
+    for arguments in ([], ["keep"]):
+        command = [sys.executable, "-c", FAULTS, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        if "no glibc" in done.stderr:
+            pytest.skip("glibc only")
+        assert done.returncode == 0, done.stderr
+        faults.append(int(done.stdout))
+    assert faults[1] < faults[0] / 10, faults

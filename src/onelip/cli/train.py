@@ -63,13 +63,14 @@ def run(arguments: Sequence[str]) -> int:
 
     # Help and usage errors do not import torch.
     from onelip.training.display import Display, constant_line, results_table
-    from onelip.training.distributed import stop_on_signals
+    from onelip.training.distributed import keep_freed_memory, stop_on_signals
     from onelip.training.trainer import train
 
     is_first = os.environ.get("RANK", "0") == "0"
     out = command.resume or command.out or new_run_directory(f"{Path(command.recipe.data).stem}-{command.recipe.model}")
     console = make_console(stderr=command.json)
     display = Display(console)
+    keep_freed_memory()
     try:
         with stop_on_signals(at_once=True) as stop:
             results = train(

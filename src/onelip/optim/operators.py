@@ -170,7 +170,8 @@ def _moderate(P: Tensor) -> Tensor:
     largest = P.abs().amax(tuple(range(1, P.dim())))
     _, exponent = torch.frexp(torch.where(largest > 0, largest, 1.0))
     reach = 1 - math.frexp(torch.finfo(P.dtype).tiny)[1]  # powers of two from -reach to reach are normal numbers
-    return power_of_two((-exponent).clamp(-reach, reach), P.dtype).reshape(-1, *(1 for _ in P.shape[1:]))
+    power = power_of_two((-exponent).clamp(-reach, reach), P.dtype)
+    return power.to(P.dtype).reshape(-1, *(1 for _ in P.shape[1:]))  # float32 would make bfloat16 products float32
 
 
 def _inverse_roots(G: Tensor) -> Tensor:
