@@ -1,11 +1,11 @@
-"""The loss of the paper against its formula."""
+"""The loss of the paper and logit annealing, against their formulas."""
 
 import math
 
 import pytest
 import torch
 
-from onelip.losses import OffsetCrossEntropy
+from onelip.losses import LogitAnnealingLoss, OffsetCrossEntropy
 
 
 def formula(scores, labels, u, t):
@@ -60,3 +60,29 @@ def test_invalid_settings_are_refused(settings):
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"expected scores \(N, classes\)"):
         OffsetCrossEntropy()(torch.zeros(3), torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 5.0])
+def test_logit_annealing_is_its_formula(beta):
+    generator = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(20, 7, generator=generator, dtype=torch.float64), torch.arange(20) % 7
+    value = formula(scores, labels, 1.0, 0.25)
+    expected = (1 - torch.exp(-value / 0.25)) ** beta * value
+    torch.testing.assert_close(LogitAnnealingLoss(beta, 1.0, reduction="none")(scores, labels), expected)
+    torch.testing.assert_close(LogitAnnealingLoss(beta, 1.0)(scores, labels), expected.mean())
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 3.0])
+def test_logit_annealing_has_finite_gradients(beta):
+    """The derivative of x ** 0.5 is infinite at zero, where the margin is large."""
+    scores = torch.tensor([[1e4, 0.0], [0.0, 1e4], [0.0, 0.0]], requires_grad=True)
+    LogitAnnealingLoss(beta)(scores, torch.tensor([0, 0, 0])).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert scores.grad[0].abs().max() < 1e-3
+    assert scores.grad[1].abs().max() > 0.3
+
+
+def test_logit_annealing_refuses_a_negative_exponent():
+    with pytest.raises(ValueError, match="beta"):
+        LogitAnnealingLoss(-1.0)

@@ -36,6 +36,7 @@ from onelip.losses.penalties import (
     orthogonality_residual as orthogonality_residual,
 )
 from onelip.losses.registry import (
+    LogitAnnealingLoss as LogitAnnealingLoss,
     Loss as Loss,
     OffsetCrossEntropy as OffsetCrossEntropy,
     call_loss as call_loss,
