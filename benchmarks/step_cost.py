@@ -28,7 +28,6 @@ import onelip
 from onelip.training.learner import training_weights
 
 STEPS = 16  # of each candidate in a round, or 2 where all steps are alike
-NETWORKS = ("aol-small:250", "aol-small:32", "aol-fc:250", "aol-large:250", "aol-fast-medium:250")
 CANDIDATES: dict[str, dict[str, object] | None] = {
     "AOL, SGD": None,
     "SGD, R2 every 16th": {"sgd": 16},
@@ -36,6 +35,15 @@ CANDIDATES: dict[str, dict[str, object] | None] = {
     "tangent SGD, R2 every 8th": {"orthogonalize": 0, "every": 8},
     "LipschitzMuon, R2 every step": {"every": 1},
     "LipschitzMuon, R2 every 8th": {"every": 8},
+}
+SHORT = ("AOL, SGD", "SGD, R2 every 16th")
+# Networks with their batch, candidates and rounds: a round of the large ones takes minutes.
+NETWORKS: dict[str, tuple[tuple[str, ...], int]] = {
+    "aol-small:32": ((*SHORT, "LipschitzMuon, R2 every 8th"), 3),
+    "aol-fast-medium:250": (tuple(CANDIDATES), 5),
+    "aol-small:250": (SHORT, 2),
+    "aol-large:250": (SHORT, 1),
+    "aol-fc:250": (SHORT, 1),
 }
 
 
@@ -81,9 +89,9 @@ def print_peak(network: str, candidate: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="*", default=NETWORKS, help="name:batch")
-    parser.add_argument("--candidates", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), help="name:batch")
+    parser.add_argument("--candidates", nargs="*", choices=list(CANDIDATES), help="default: see NETWORKS in this file")
+    parser.add_argument("--rounds", type=int, help="default: see NETWORKS in this file")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -95,12 +103,14 @@ def main() -> None:
     for network in args.networks:
         name, batch = network.split(":")
         rows = [row for row in kept if (row["network"], str(row["batch"])) != (name, batch)]
-        peaks = {who: peak_memory(network, who) for who in ("plain", *args.candidates)}
-        steps = {who: make_step(name, int(batch), who) for who in ("plain", *args.candidates)}
+        chosen, rounds = NETWORKS.get(network, (SHORT, 3))
+        candidates, rounds = args.candidates or chosen, args.rounds or rounds
+        peaks = {who: peak_memory(network, who) for who in ("plain", *candidates)}
+        steps = {who: make_step(name, int(batch), who) for who in ("plain", *candidates)}
         times: dict[str, list[float]] = {who: [] for who in steps}
         for step in steps.values():
             step()
-        for _ in range(args.rounds):
+        for _ in range(rounds):
             for who, step in steps.items():
                 count = 2 if who in ("plain", "AOL, SGD") else STEPS
                 start = time.process_time()
