@@ -9,7 +9,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from onelip.training import Display, Recipe
+from onelip.training import Display, Recipe, StopRequest
+from onelip.training.learner import Learner
 
 # A few hundred parameters: a step takes milliseconds. Augmented, so that every kind of random number is in play.
 SMALL = Recipe(
@@ -134,6 +135,20 @@ class Interrupter(Display):
         self.left -= 1
         if self.left == 0:
             raise Interrupted
+
+
+def stop_after(monkeypatch: Any, steps: int) -> StopRequest:
+    """Train until the run stops itself after this many steps."""
+    stop, real, calls = StopRequest(), Learner.step, []
+
+    def step(self: Learner, *arguments: Any, **settings: Any) -> Any:
+        calls.append(1)
+        if len(calls) == steps:
+            stop()
+        return real(self, *arguments, **settings)
+
+    monkeypatch.setattr(Learner, "step", step)
+    return stop
 
 
 def same_bytes(one: Path, other: Path) -> bool:

@@ -27,6 +27,29 @@ def test_formula(u, t):
     torch.testing.assert_close(OffsetCrossEntropy(u, t)(scores, labels), expected.mean())
 
 
+@pytest.mark.parametrize(("u", "t"), [(math.sqrt(2), 0.25), (0.0, 1.0)])
+def test_labels_can_be_probabilities(u, t):
+    generator = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(20, 7, generator=generator, dtype=torch.float64), torch.arange(20) % 7
+    loss = OffsetCrossEntropy(u, t, "none")
+    certain = torch.eye(7, dtype=torch.float64)[labels]
+    torch.testing.assert_close(loss(scores, certain), loss(scores, labels))
+    probabilities = torch.rand(20, 7, generator=generator, dtype=torch.float64).softmax(1)
+    expected = [
+        -t * sum(q * math.log(math.exp(z) / total) for q, z in zip(row, shifted, strict=True))
+        for row, shifted, total in (
+            (row, shifted, sum(map(math.exp, shifted)))
+            for row, values in zip(probabilities.tolist(), scores.tolist(), strict=True)
+            for shifted in [[(v - u * q) / t for v, q in zip(values, row, strict=True)]]
+        )
+    ]
+    torch.testing.assert_close(loss(scores, probabilities), torch.tensor(expected, dtype=torch.float64))
+    with pytest.raises(ValueError, match="or probabilities"):
+        loss(scores, certain[:, :5])
+    with pytest.raises(ValueError, match="in floating point"):
+        loss(scores, certain.long())
+
+
 def test_defaults_are_the_papers():
     loss = OffsetCrossEntropy()
     assert (loss.offset, loss.temperature, loss.reduction) == (math.sqrt(2), 0.25, "mean")

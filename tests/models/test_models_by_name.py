@@ -19,7 +19,7 @@ FAST = ["aol-fast-small", "aol-fast-medium", "aol-fast-large", "aol-fast-huge"]
 
 
 def test_every_name_and_spelling():
-    assert list_models() == sorted([*SMALL, *FAST, "aol-medium", "aol-large", "standard-cnn"])
+    assert list_models() == sorted([*SMALL, *FAST, "aol-medium", "aol-large", "standard-cnn", "cnn-teacher"])
     assert list_models("aol_[ml]*") == ["aol-large", "aol-medium"]
     assert list_models("nothing*") == []
     assert isinstance(small("aol-fc"), nn.Sequential)

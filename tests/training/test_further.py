@@ -8,12 +8,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from _runs import SMALL, SMALL_FLAGS, call
+from _runs import SMALL, SMALL_FLAGS, call, stop_after
 
 import onelip
 from onelip.core.errors import RecipeError, RunError, Stopped
 from onelip.data import load_data
-from onelip.training import Recipe, RunDirectory, StopRequest, build_model, load_run, read_config, read_log, train
+from onelip.training import Recipe, RunDirectory, build_model, load_run, read_config, read_log, train
 from onelip.training.learner import Learner, WeightAverage
 
 FAST = SMALL.replace(model="aol-fast-small", model_options=("widths=[8,8,8]", "depths=[1,1,1]"), optimizer="muon")
@@ -21,20 +21,6 @@ FAST = SMALL.replace(model="aol-fast-small", model_options=("widths=[8,8,8]", "d
 
 def weights(path):
     return load_run(path).model.state_dict()
-
-
-def stop_after(monkeypatch, steps):
-    """Train until the run stops itself after this many steps."""
-    stop, real, calls = StopRequest(), Learner.step, []
-
-    def step(self, *arguments, **settings):
-        calls.append(1)
-        if len(calls) == steps:
-            stop()
-        return real(self, *arguments, **settings)
-
-    monkeypatch.setattr(Learner, "step", step)
-    return stop
 
 
 # Starting from a run.

@@ -260,15 +260,16 @@ class OffsetLoss(Loss):
 
     def offset_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""
-        if scores.dim() != 2 or labels.shape != scores.shape[:1]:
+        is_soft = labels.shape == scores.shape and labels.is_floating_point()
+        if scores.dim() != 2 or not (is_soft or labels.shape == scores.shape[:1]):
             raise ValueError(
                 f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}; "
-                "labels are class indices, not one-hot vectors"
+                "labels are class indices, or probabilities (N, classes) in floating point"
             )
         scores = widened(scores)
-        one_hot = F.one_hot(labels, scores.shape[1]).to(scores.dtype)
-        shifted = (scores - self.offset * one_hot) / self.temperature
-        return self.temperature * F.cross_entropy(shifted, labels, reduction="none")
+        probabilities = (labels if is_soft else F.one_hot(labels, scores.shape[1])).to(scores.dtype)
+        shifted = (scores - self.offset * probabilities) / self.temperature
+        return self.temperature * F.cross_entropy(shifted, probabilities if is_soft else labels, reduction="none")
 
     def extra_repr(self) -> str:
         return f"offset={self.offset:g}, temperature={self.temperature:g}, reduction={self.reduction!r}"
@@ -283,7 +284,8 @@ class OffsetCrossEntropy(OffsetLoss):
     (paper, section Experiments; $y$ is the one-hot label). The offset $u$ is subtracted from the score of the right
     class, so that the loss rewards a margin of $u$: with $u = \sqrt 2$ and a 1-Lipschitz network that is a certified
     radius of 1. The temperature $t$ keeps the gradient close to 1 as long as the margin is well below $u$, and the
-    factor $t$ keeps it from growing as $t$ shrinks.
+    factor $t$ keeps it from growing as $t$ shrinks. The labels can also be probabilities, such as those of another
+    network; $y$ is then their vector.
 
     Args:
         offset: $u$, subtracted from the score of the right class; 0 for none.
@@ -291,7 +293,8 @@ class OffsetCrossEntropy(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        scores (N, classes); labels (N), int64; output a scalar, or (N) with `reduction="none"`.
+        scores (N, classes); labels (N), int64, or probabilities (N, classes); output a scalar, or (N) with
+        `reduction="none"`.
 
     Examples:
         >>> import torch

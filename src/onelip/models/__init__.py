@@ -6,7 +6,7 @@
 All are `nn.Sequential`. `register_model` adds your own.
 """
 
-from onelip.models import fast as fast, paper as paper
+from onelip.models import fast as fast, paper as paper, teacher as teacher
 from onelip.models.registry import (
     ModelDescription as ModelDescription,
     create_model as create_model,

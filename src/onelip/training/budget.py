@@ -27,6 +27,7 @@ from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
 from onelip.training.objective import resolve_method
 from onelip.training.recipe import Recipe, for_gpu, format_seconds, recipe_for_budget
+from onelip.training.teacher import load_teacher
 
 _STATES = {"sgd": 1, "muon": 1, "adamw": 2}  # tensors of the optimizer for each parameter
 _TEMPORARY = 2.0  # memory of a step relative to its saved tensors; measured: 0.2 to 2.9, about 2 for aol-fast
@@ -310,7 +311,7 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
     """
     used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
-    learner = Learner(recipe, model, Process(process.device))
+    learner = Learner(recipe, model, Process(process.device), load_teacher(recipe, data, process.device))
     learner.objective.check(data.shape)
     model.train()
     times: list[float] = []
@@ -372,6 +373,7 @@ def describe_run(
     several = f", {_counted(process.count, 'process')}" if process.count > 1 else ""
     threads = f" (faster than {other_threads}, measured)" if other_threads else ""
     resized = "" if recipe.resize_to is None else ", resized"
+    labels = f", labels by {recipe.teacher}" if recipe.teacher else ""
     return [
         ("data", f"{data.name}: {data.num_classes} classes, {channels}x{height}x{width} pixels{resized}"),
         ("images", f"{len(used.train_labels):,} training{held}, {len(data.test_labels):,} test ({data.split})"),
@@ -379,7 +381,7 @@ def describe_run(
             "network",
             f"{recipe.model}, {'plain layers' if method is None else method.name}: {need.parameters:,} parameters",
         ),
-        ("training", f"{recipe.optimizer}, learning rate {recipe.lr:.3g}, batch size {recipe.batch_size}"),
+        ("training", f"{recipe.optimizer}, learning rate {recipe.lr:.3g}, batch size {recipe.batch_size}{labels}"),
         ("memory", f"about {format_bytes(need.estimate)} for a step; {format_bytes(free)} are free"),
         ("device", f"{process.device}, {_counted(torch.get_num_threads(), 'thread')}{threads}{several}"),
         ("steps", f"{steps:,}, {_counted(recipe.epochs * recipe.epoch_part, 'pass')} over the training images"),

@@ -1,6 +1,7 @@
 """One step of training: a network with its optimizer, its loss and the average of its weights; and its batches."""
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -151,16 +152,23 @@ class Learner:
         recipe: everything that decides the step.
         model: the network, on its device.
         process: this process among several.
+        teacher: gives the labels of images; see `onelip.training.teacher.load_teacher`.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, process: Process | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        process: Process | None = None,
+        teacher: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self.recipe = recipe
         self.model = model
         self.device = next(model.parameters()).device
         self.process = process or Process(self.device)
         self.layout = set_layout(model, recipe)
         self.optimizer = make_optimizer(model, recipe)
-        self.objective = Objective(recipe, model)
+        self.objective = Objective(recipe, model, teacher)
         self.average = WeightAverage(model, recipe.ema) if recipe.ema else None
         self.network: nn.Module = model  # what is run: the model, or a wrapper of it
 

@@ -101,10 +101,12 @@ class Objective:
     Args:
         recipe: names the method and the loss.
         model: the network, not wrapped for several processes.
+        teacher: gives the labels of a batch of images, as probabilities (N, classes), in place of those of the data.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, teacher: Callable[[Tensor], Tensor] | None = None) -> None:
         self.model = model
+        self.teacher = teacher
         self.loss = make_loss(recipe)
         self.name = resolve_loss(recipe)[0]
         self.is_projected = any(isinstance(find_parametrization(m), Projection) for m in model.modules())
@@ -129,6 +131,9 @@ class Objective:
             progress: part of the run that is done.
             precision: context of the forward pass.
         """
+        if self.teacher is not None:
+            with precision:
+                labels = self.teacher(images)
         if getattr(self.loss, "needs_input_gradient", False):
             images = images.detach().requires_grad_()
         with precision:
@@ -151,7 +156,7 @@ class Objective:
         Raises:
             RecipeError: if it does not fit the network.
         """
-        if type(self.loss) is OffsetCrossEntropy:
+        if type(self.loss) is OffsetCrossEntropy and self.teacher is None:
             return
         device = next(self.model.parameters()).device
         trial = copy.copy(self)

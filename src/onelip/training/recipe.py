@@ -34,6 +34,8 @@ LATER_FIELDS = (
     "accumulate",
     "ema",
     "retract_every",
+    "teacher",
+    "teacher_temperature",
 )
 
 
@@ -57,6 +59,13 @@ class Recipe:
     start_from: str = ""
     """Run directory whose weights this new run starts from, with the options of that run; its own files are unchanged.
     The learning rate starts again with the first step of its schedule."""
+    teacher: str = ""
+    """Run directory of a network on the same classes and image size that labels the training images, augmented as they
+    are, by probabilities, in place of the labels of the data (distillation). It can be of any model and method; see
+    --preset teacher."""
+    teacher_temperature: float = 3.0
+    """Divide the logits of the teacher by this, beside the temperature of its own training: its probabilities for the
+    images that it was trained on are close to 0 and 1 otherwise."""
     epochs: int = 1000
     """Number of passes over the training images."""
     epoch_part: float = 1.0
@@ -166,7 +175,7 @@ class Recipe:
             if not low <= getattr(self, name) <= high:
                 wanted = f"of at least {low}" if high >= 1e9 else f"from {low} to {high:g}"
                 raise RecipeError(f"expected {name} {wanted}, got {getattr(self, name)!r}")
-        for name in ("lr", "temperature"):
+        for name in ("lr", "temperature", "teacher_temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise RecipeError(f"expected {name} to be positive, got {getattr(self, name)!r}")
         if self.optimizer != "sgd" and self.momentum == 1:
@@ -452,7 +461,22 @@ def format_seconds(seconds: float) -> str:
 # that it is the same recipe on every machine.
 _SHORT = recipe_for_budget(600).replace(epochs=70, evaluate_every=10)
 
-PRESETS = {"paper": _PAPER, "paper-short": _PAPER_SHORT, "short": _SHORT, "digits": _DIGITS}
+# A plain network whose labels a network of constant 1 learns from (--teacher); cross-entropy without an offset.
+_TEACHER = Recipe(
+    model="cnn-teacher",
+    epochs=20,
+    offset=0.0,
+    temperature=1.0,
+    lr=0.15,
+    schedule="one-cycle",
+    warmup=0.2,
+    translation=0.094,
+    **_COLOURS,
+    rotation=0.0,
+    interpolations="none",
+)
+
+PRESETS = {"paper": _PAPER, "paper-short": _PAPER_SHORT, "short": _SHORT, "digits": _DIGITS, "teacher": _TEACHER}
 
 
 def preset(name: str) -> Recipe:

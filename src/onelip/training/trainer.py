@@ -40,6 +40,7 @@ from onelip.training.run_directory import (
     remove_new,
     trim_log,
 )
+from onelip.training.teacher import load_teacher
 
 
 def train(
@@ -99,6 +100,8 @@ def train(
         start = RunDirectory(recipe.start_from)
         import_needed(read_config(start), start, is_trained=True)
         recipe = recipe.replace(start_from=str(start.path.expanduser().absolute()))
+    if recipe.teacher and not resume:
+        recipe = recipe.replace(teacher=str(Path(recipe.teacher).expanduser().absolute()))
     root = None if data_root is None else str(Path(data_root).expanduser().absolute())
     options = SessionOptions(resume, tuple(log), save_minutes, save_steps, root)
     with processes(recipe.device) as process:
@@ -211,7 +214,8 @@ class Trainer:
         self.model = process.run_on_all(build_model, recipe, data.num_classes, data.shape).to(process.device)
         if recipe.start_from and not (options.resume and run.checkpoint.exists()):
             process.run_on_all(load_weights, self.model, recipe.start_from)
-        self.learner = Learner(recipe, self.model, process)
+        teacher = process.run_on_all(load_teacher, recipe, data, process.device)
+        self.learner = Learner(recipe, self.model, process, teacher)
         process.run_on_all(self.learner.objective.check, data.shape)
         self.test_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
         self.position = Position()

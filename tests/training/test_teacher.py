@@ -1,0 +1,119 @@
+"""Runs whose training images are labelled by another network."""
+
+import json
+
+import pytest
+import torch
+from _process_pairs import assert_close, finish_pair
+from _runs import SMALL, SMALL_FLAGS, call, stop_after
+
+from onelip.core.errors import RecipeError, Stopped
+from onelip.data import load_data
+from onelip.training import RunDirectory, load_run, preset, read_config, read_log, train
+from onelip.training.teacher import Teacher, load_teacher
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A plain network with batch normalisation, trained for two epochs on digits."""
+    out = tmp_path_factory.mktemp("runs") / "teacher"
+    train(preset("teacher").replace(data="digits", model_options=("width=4",), epochs=2, translation=0.0), out)
+    return out
+
+
+def test_labels_are_the_probabilities_of_the_teacher(teacher):
+    data = load_data("digits")
+    network = load_run(teacher).model
+    for factor in (1.0, 4.0):
+        found = load_teacher(SMALL.replace(teacher=str(teacher), teacher_temperature=factor), data, CPU)
+        assert isinstance(found, Teacher)
+        images = data.test_images[:9].float() / 255
+        # That of its training is 1.
+        torch.testing.assert_close(found(images), (network(images) / factor).softmax(1), atol=1e-5, rtol=1e-5)
+        assert not found(images).requires_grad
+    assert load_teacher(SMALL, data, CPU) is None
+
+
+def test_a_run_learns_the_labels_of_its_teacher(teacher, tmp_path, monkeypatch):
+    """A teacher that calls everything a three."""
+
+    def threes(self, images):
+        return torch.eye(10)[3].expand(len(images), 10)
+
+    monkeypatch.setattr(Teacher, "__call__", threes)
+    run = tmp_path / "run"
+    train(SMALL.replace(epochs=3, teacher=str(teacher)), run)
+    data = load_data("digits")
+    found = load_run(run).predict(data.test_images[:100])
+    assert {prediction.class_name for prediction in found} == {data.class_names[3]}
+
+
+def test_a_run_with_a_teacher_resumes_to_the_last_bit(teacher, tmp_path, monkeypatch):
+    recipe = SMALL.replace(epochs=2, teacher=str(teacher))
+    train(recipe, tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        train(recipe, tmp_path / "parts", stop=stop_after(patched, 3))
+    train(read_config(RunDirectory(tmp_path / "parts")).recipe, tmp_path / "parts", resume=True)
+    whole, parts = [(tmp_path / name / "plain.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert whole == parts
+    plain = tmp_path / "plain"
+    train(SMALL.replace(epochs=2), plain)
+    assert (plain / "plain.safetensors").read_bytes() != whole
+
+
+def test_two_processes_label_their_own_parts(teacher, tmp_path):
+    flags = ["train", *SMALL_FLAGS, "--batch-size", "241", "--epochs", "1", "--teacher", teacher]
+    finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
+    options = {name: getattr(SMALL, name) for name in ("model_options",)}
+    recipe = preset("digits").replace(augment=True, batch_size=241, epochs=1, teacher=str(teacher), **options)
+    train(recipe, tmp_path / "one")
+    assert_close(tmp_path / "two", tmp_path / "one")
+
+
+def test_the_command(teacher, tmp_path, capsys, monkeypatch):
+    """The path of the teacher is remembered from the working directory."""
+    monkeypatch.chdir(teacher.parent)
+    code, out, err = call(
+        capsys, "train", *SMALL_FLAGS, "--epochs", "1", "--teacher", "teacher", "--out", tmp_path / "run"
+    )
+    assert code == 0, err
+    assert f"labels by {teacher}" in out
+    assert read_config(RunDirectory(tmp_path / "run")).recipe.teacher == str(teacher)
+    assert len(read_log(RunDirectory(tmp_path / "run"))) == 1
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, "evaluate", tmp_path / "run")
+    assert code == 0, err
+
+
+def test_teachers_that_do_not_fit_are_refused(teacher, tmp_path, capsys):
+    def refused(*flags):
+        code, _, err = call(capsys, "train", *SMALL_FLAGS, "--epochs", "1", "--out", tmp_path / "run", *flags)
+        assert code == 2
+        assert len(err.splitlines()) == 1
+        assert not (tmp_path / "run").exists()
+        return err
+
+    assert "is not a run" in refused("--teacher", tmp_path / "nothing")
+    assert "an image shape of 1, 8, 8, and digits has 1, 6, 6" in refused("--teacher", teacher, "--image-size", "6")
+    assert "teacher_temperature" in refused("--teacher", teacher, "--teacher-temperature", "0")
+    assert "does not fit" in refused("--teacher", teacher, "--loss", "emma")
+    # Other classes.
+    config = json.loads((teacher / "config.json").read_text())
+    config["data"]["class_names"][0] = "other"
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in teacher.iterdir():
+        if path.is_file():
+            (other / path.name).write_bytes(path.read_bytes())
+    (other / "config.json").write_text(json.dumps(config))
+    assert "has the classes other, 1, 2" in refused("--teacher", other)
+
+
+def test_a_teacher_that_is_not_finished_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        train(SMALL, tmp_path / "half", stop=stop_after(patched, 1))
+    with pytest.raises(RecipeError, match=r"not finished; finish it with `onelip train --resume"):
+        train(SMALL.replace(teacher=str(tmp_path / "half")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
