@@ -15,7 +15,7 @@ from typing import Any
 from _harness import RESULTS
 
 from onelip.core.files import write_json
-from onelip.training import Display, Recipe, preset, train_or_reuse
+from onelip.training import Recipe, preset, train_or_reuse
 
 FEW: dict[str, Any] = {"data": "cifar10", "validation": 0.8, "bf16": True, "threads": 1, "evaluate_every": 10}
 TEACHER = preset("teacher").replace(epochs=60, **FEW)
@@ -43,8 +43,7 @@ def main() -> None:
     args = parser.parse_args()
 
     def run(recipe: Recipe, name: str) -> dict[str, Any]:
-        display = Display(None)
-        return train_or_reuse(recipe, args.runs / name, data_root=args.data_root, display=display)["validation"]
+        return train_or_reuse(recipe, args.runs / name, data_root=args.data_root)["validation"]
 
     teacher = run(TEACHER, "teacher")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in STUDENTS}
@@ -52,8 +51,7 @@ def main() -> None:
         for name, (temperature, changes) in STUDENTS.items():
             recipe = STUDENT.replace(seed=seed, **changes)
             if temperature is not None:
-                path = str((args.runs / "teacher").absolute())
-                recipe = recipe.replace(teacher=path, teacher_temperature=temperature)
+                recipe = recipe.replace(teacher=str(args.runs / "teacher"), teacher_temperature=temperature)
             found[name].append(run(recipe, f"{name.replace(' ', '-').replace(',', '')}-{seed}"))
             record = {
                 "what": "Labels by a teacher, on CIFAR-10 with 10,000 training images; figures of 40,000 others",

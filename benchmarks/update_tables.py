@@ -229,6 +229,18 @@ def few_images() -> str:
     return table(("10,000 training images, 50 epochs", "accuracy", "36/255", "108/255", "36/255, training"), rows)
 
 
+def teacher() -> str:
+    """Labels by a teacher, with 10,000 training images."""
+    rows = []
+    for row in read("teacher")["rows"]:
+        spread = f"{100 * row['range']['36/255']:.1f}" if row["seeds"] > 1 else ""
+        rows.append(
+            (row["name"], row["seeds"], *(f"{100 * n:.1f}" for n in (row["accuracy"], *row["cra"].values())), spread)
+        )
+    radii = "36/255", "72/255", "108/255", "1"
+    return table(("10,000 training images, 50 epochs", "seeds", "accuracy", *radii, "range at 36/255"), rows)
+
+
 def step_costs() -> str:
     """CPU time and memory of a training step, relative to the plain network."""
     found: dict[tuple[str, int], dict[str, tuple[float, float]]] = {}
@@ -326,7 +338,15 @@ def shown(number: float | None, form: str) -> str:
 PAGES = {
     RESULTS.parent / "README.md": (results, speed),
     RESULTS.parent / "docs" / "results.md": (cost, soundness),
-    RESULTS.parent / "docs" / "training.md": (fast, pairs, few_images, step_costs, retraction, paper_optimizers),
+    RESULTS.parent / "docs" / "training.md": (
+        fast,
+        pairs,
+        few_images,
+        teacher,
+        step_costs,
+        retraction,
+        paper_optimizers,
+    ),
     RESULTS.parent / "docs" / "methods.md": (registered_methods, measured, by_time, steps, layers),
     RESULTS.parent / "docs" / "compare.md": (one_epoch,),
     RESULTS.parent / "docs" / "zoo.md": (zoo,),

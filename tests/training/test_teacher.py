@@ -1,6 +1,8 @@
 """Runs whose training images are labelled by another network."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from _runs import SMALL, SMALL_FLAGS, call, stop_after
 
 from onelip.core.errors import RecipeError, Stopped
 from onelip.data import load_data
-from onelip.training import RunDirectory, load_run, preset, read_config, read_log, train
+from onelip.training import RunDirectory, load_run, preset, read_config, read_log, train, train_or_reuse
 from onelip.training.teacher import Teacher, load_teacher
 
 CPU = torch.device("cpu")
@@ -36,6 +38,16 @@ def test_labels_are_the_probabilities_of_the_teacher(teacher):
     assert load_teacher(SMALL, data, CPU) is None
 
 
+@pytest.mark.parametrize(("loss", "temperature"), [("default", 0.25), ("gloro", 1.0)])
+def test_logits_are_divided_by_the_temperature_of_the_teachers_own_loss(loss, temperature, tmp_path):
+    """That of the recipe, unless the loss of the teacher has none."""
+    train(SMALL.replace(epochs=1, loss=loss), tmp_path / "teacher")
+    recipe = SMALL.replace(teacher=str(tmp_path / "teacher"), teacher_temperature=2.0)
+    found = load_teacher(recipe, load_data("digits"), CPU)
+    assert found is not None
+    assert found.temperature == 2 * temperature
+
+
 def test_a_run_learns_the_labels_of_its_teacher(teacher, tmp_path, monkeypatch):
     """A teacher that calls everything a three."""
 
@@ -50,25 +62,37 @@ def test_a_run_learns_the_labels_of_its_teacher(teacher, tmp_path, monkeypatch):
     assert {prediction.class_name for prediction in found} == {data.class_names[3]}
 
 
-def test_a_run_with_a_teacher_resumes_to_the_last_bit(teacher, tmp_path, monkeypatch):
-    recipe = SMALL.replace(epochs=2, teacher=str(teacher))
-    train(recipe, tmp_path / "whole")
+def test_a_run_with_a_teacher_resumes_without_it(teacher, tmp_path, monkeypatch):
+    """To the last bit, because the run contains a copy."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(teacher, "moved")
+    recipe = SMALL.replace(epochs=2, teacher="moved", accumulate=2, ema=0.9, bf16=True)
+    train(recipe, "whole")
     with monkeypatch.context() as patched, pytest.raises(Stopped):
-        train(recipe, tmp_path / "parts", stop=stop_after(patched, 3))
-    train(read_config(RunDirectory(tmp_path / "parts")).recipe, tmp_path / "parts", resume=True)
-    whole, parts = [(tmp_path / name / "plain.safetensors").read_bytes() for name in ("whole", "parts")]
+        train(recipe, "parts", stop=stop_after(patched, 3))
+    shutil.rmtree("moved")
+    train_or_reuse(recipe, "parts")  # with the path as it was given
+    whole, parts = [Path(name, "plain.safetensors").read_bytes() for name in ("whole", "parts")]
     assert whole == parts
-    plain = tmp_path / "plain"
-    train(SMALL.replace(epochs=2), plain)
-    assert (plain / "plain.safetensors").read_bytes() != whole
+    train(recipe.replace(teacher=""), "plain")
+    assert Path("plain", "plain.safetensors").read_bytes() != whole
+
+
+def test_a_run_further_with_its_teacher_or_without(teacher, tmp_path, capsys):
+    train(SMALL.replace(epochs=1, teacher=str(teacher)), tmp_path / "first")
+    for name, flags, expected in (("same", (), str(teacher)), ("none", ("--teacher", ""), "")):
+        out = tmp_path / name
+        code, _, err = call(capsys, "train", "--start-from", tmp_path / "first", "--epochs", "1", *flags, "--out", out)
+        assert code == 0, err
+        assert read_config(RunDirectory(out)).recipe.teacher == expected
+        assert (out / "teacher").exists() == bool(expected)
 
 
 def test_two_processes_label_their_own_parts(teacher, tmp_path):
     flags = ["train", *SMALL_FLAGS, "--batch-size", "241", "--epochs", "1", "--teacher", teacher]
     finish_pair(tmp_path / "log", *flags, "--out", tmp_path / "two")
-    options = {name: getattr(SMALL, name) for name in ("model_options",)}
-    recipe = preset("digits").replace(augment=True, batch_size=241, epochs=1, teacher=str(teacher), **options)
-    train(recipe, tmp_path / "one")
+    recipe = preset("digits").replace(augment=True, batch_size=241, epochs=1, model_options=SMALL.model_options)
+    train(recipe.replace(teacher=str(teacher)), tmp_path / "one")
     assert_close(tmp_path / "two", tmp_path / "one")
 
 
@@ -96,9 +120,15 @@ def test_teachers_that_do_not_fit_are_refused(teacher, tmp_path, capsys):
         return err
 
     assert "is not a run" in refused("--teacher", tmp_path / "nothing")
-    assert "an image shape of 1, 8, 8, and digits has 1, 6, 6" in refused("--teacher", teacher, "--image-size", "6")
+    assert "images of 1x8x8 pixels, and digits of 1x6x6; --image-size 8x8" in refused(
+        "--teacher", teacher, "--image-size", "6"
+    )
+    assert "trained on validation images of this run; train it with --validation 0.1" in refused(
+        "--teacher", teacher, "--validation", "0.1"
+    )
     assert "teacher_temperature" in refused("--teacher", teacher, "--teacher-temperature", "0")
-    assert "does not fit" in refused("--teacher", teacher, "--loss", "emma")
+    for loss in ("emma", "kr", "logit-annealing"):
+        assert "does not take the probabilities of a teacher" in refused("--teacher", teacher, "--loss", loss)
     # Other classes.
     config = json.loads((teacher / "config.json").read_text())
     config["data"]["class_names"][0] = "other"
@@ -108,7 +138,7 @@ def test_teachers_that_do_not_fit_are_refused(teacher, tmp_path, capsys):
         if path.is_file():
             (other / path.name).write_bytes(path.read_bytes())
     (other / "config.json").write_text(json.dumps(config))
-    assert "has the classes other, 1, 2" in refused("--teacher", other)
+    assert "a class other where digits has 0" in refused("--teacher", other)
 
 
 def test_a_teacher_that_is_not_finished_is_refused(tmp_path, monkeypatch):

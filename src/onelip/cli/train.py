@@ -35,8 +35,8 @@ class Train:
     resume: OptionalPath = None
     """Resume the run in this directory. If its data were moved, add --data PATH."""
     preset: Annotated[str | None, unset("NAME")] = None
-    """Recipe to start from: paper, paper-short (5 epochs of AOL-Small by SGD), short (70 epochs of aol-fast-medium) or
-    digits."""
+    """Recipe to start from: paper, paper-short (5 epochs of AOL-Small by SGD), short (70 epochs of aol-fast-medium),
+    teacher (a plain network for --teacher) or digits."""
     budget: Annotated[str | None, unset("TIME")] = None
     """Train for this time, such as 30s, 10m or 1h: network, batch size and learning rate come from a table, the number
     of epochs from the speed of the first steps. Other options take precedence. Default: 10m, unless a preset, epochs or

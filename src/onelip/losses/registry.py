@@ -349,6 +349,8 @@ class LogitAnnealingLoss(OffsetLoss):
         self.beta = check_number("beta", beta, 0, LARGEST)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        if labels.dim() != 1:
+            raise ValueError(f"logit annealing takes class indices as labels (N), got {tuple(labels.shape)}")
         value = self.offset_cross_entropy(scores, labels)
         wrong = -torch.expm1(-value / self.temperature)  # 1 - p
         # For an exponent below 1 the derivative is infinite at zero.

@@ -74,10 +74,10 @@ def create_model(
         num_classes: number of logits.
         image_size: one number, or (height, width). The model raises an error for images of other sizes.
         in_channels: 3 for colour, 1 for greyscale.
-        **kwargs: options of the model. All models have `method`, a name of `onelip.list_methods()` or None for plain
-            torch layers (by default "aol", and None for standard-cnn), and `method_options`, a dictionary of keyword
-            arguments of the method, with `normalise_last_layer=True` for a last layer with rows of norm 1. For widths
-            and depths see `onelip models NAME`.
+        **kwargs: options of the model. All models but cnn-teacher have `method`, a name of `onelip.list_methods()` or
+            None for plain torch layers (by default "aol", and None for standard-cnn), and `method_options`, a
+            dictionary of keyword arguments of the method, with `normalise_last_layer=True` for a last layer with rows
+            of norm 1. For widths and depths see `onelip models NAME`.
 
     Shape:
         - Input: (N, in_channels, height, width).

@@ -33,7 +33,7 @@ def cnn_teacher(
     width: int = 48,
     depth: int = 1,
 ) -> nn.Sequential:
-    """A plain residual network with batch normalisation, without a constant: a teacher (`--teacher`).
+    """A plain residual network with batch normalisation, without a Lipschitz constant: a teacher (`--teacher`).
 
     For 32 x 32 images:
 
@@ -46,7 +46,7 @@ def cnn_teacher(
         Maximum over the pixels                    192
         FC                                         classes
 
-    Larger images are halved until at most 4 x 4 pixels are left, smaller ones three times less.
+    An image is halved at least once, and until at most 4 x 4 pixels are left.
 
     Args:
         num_classes: number of logits.

@@ -316,6 +316,19 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         ) from error
 
 
+def check_same_images(option: str, kept: RunConfig, data: ImageData) -> None:
+    """Raise a RecipeError if the run that an option names has images of another shape or another number of classes."""
+    if kept.shape != data.shape:
+        before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
+        size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""
+        raise RecipeError(f"{option}: that run has images of {before} pixels, and {data.name} of {now}{size}")
+    if len(kept.class_names) != data.num_classes:
+        raise RecipeError(
+            f"{option}: that run has {len(kept.class_names)} classes, and {data.name} has {data.num_classes}; the "
+            "last layer does not fit"
+        )
+
+
 def _fill(model: nn.Module, path: Path, format: str) -> None:
     """Replace the tensors of a model, which may be on the meta device, by those of a file."""
     model.load_state_dict(read_tensors(path, read_header(path, format), model.state_dict()), assign=True)

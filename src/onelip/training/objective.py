@@ -131,12 +131,11 @@ class Objective:
             progress: part of the run that is done.
             precision: context of the forward pass.
         """
-        if self.teacher is not None:
-            with precision:
-                labels = self.teacher(images)
         if getattr(self.loss, "needs_input_gradient", False):
             images = images.detach().requires_grad_()
         with precision:
+            if self.teacher is not None:
+                labels = self.teacher(images)
             scores = network(images)
         value = call_loss(self.loss, scores, labels, model=self.model, images=images, progress=progress)
         if value.dim():
@@ -169,4 +168,9 @@ class Objective:
                 raise ValueError("a loss must return a differentiable number, or one for each image")
         except Exception as error:
             what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            if self.teacher is not None:
+                raise RecipeError(
+                    f"the loss {self.name} does not take the probabilities of a teacher as labels ({what}); use --loss "
+                    "offset-cross-entropy"
+                ) from error
             raise RecipeError(f"the loss {self.name} does not fit this network: {what}") from error

@@ -60,12 +60,11 @@ class Recipe:
     """Run directory whose weights this new run starts from, with the options of that run; its own files are unchanged.
     The learning rate starts again with the first step of its schedule."""
     teacher: str = ""
-    """Run directory of a network on the same classes and image size that labels the training images, augmented as they
-    are, by probabilities, in place of the labels of the data (distillation). It can be of any model and method; see
-    --preset teacher."""
+    """Run directory of a teacher: its probabilities for the augmented training images replace the labels
+    (distillation). It has the same classes and image size, and any model and method; see --preset teacher."""
     teacher_temperature: float = 3.0
-    """Divide the logits of the teacher by this, beside the temperature of its own training: its probabilities for the
-    images that it was trained on are close to 0 and 1 otherwise."""
+    """The logits of the teacher are divided by the temperature of its own training times this number. With 1, its
+    probabilities for the images that it was trained on are almost 0 or 1."""
     epochs: int = 1000
     """Number of passes over the training images."""
     epoch_part: float = 1.0
@@ -76,8 +75,8 @@ class Recipe:
     """Images per step, over all processes."""
     accumulate: int = 1
     """Number of parts of a batch whose gradients are computed one after the other: less memory, and the same gradient
-    up to rounding, except that batch centring takes the mean of each part, and power iterations advance with each
-    part."""
+    up to rounding, except that batch centring and batch normalisation take the mean of each part, and power iterations
+    advance with each part."""
     seed: int = 0
     """Seed of the initial weights, the order of the images and the augmentation."""
     validation: float = 0.0
@@ -496,13 +495,15 @@ DEFAULT_BUDGET = "10m"  # of runs that name no preset, epochs or budget
 def default_preset(data: str | None, model: str | None) -> str | None:
     """The preset of a run that names none; None for a budget of time.
 
-    The digits have their own preset. On a named data set, the architectures of the paper and registered models have the
-    recipe of the paper.
+    The digits have their own preset, and so has cnn-teacher. On a named data set, the architectures of the paper and
+    registered models have the recipe of the paper.
 
     Examples:
         >>> default_preset("cifar10", None), default_preset("cifar10", "aol-small"), default_preset(None, None)
         (None, 'paper', 'digits')
     """
+    if model is not None and model.replace("_", "-") == "cnn-teacher":
+        return "teacher"
     if data in (None, "digits"):
         return "digits"
     is_other = model is not None and not model.startswith("aol-fast")

@@ -8,6 +8,7 @@ checkpoint.safetensors  everything needed to resume
 weights.safetensors     final parameters of training (P)
 plain.safetensors       the final network, baked (W), which is evaluated, proved and exported
 results.json            final results
+teacher/                with --teacher, a copy of the network that labels the images
 """
 
 import json
@@ -53,6 +54,7 @@ class RunDirectory:
         self.weights = self.path / "weights.safetensors"
         self.plain = self.path / "plain.safetensors"
         self.results = self.path / "results.json"
+        self.teacher = self.path / "teacher"
 
     @property
     def resume_command(self) -> str:
@@ -178,8 +180,8 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
 
 def remove_new(run: RunDirectory) -> None:
     """Remove the files of a run that failed before its first step, so that it can be started again."""
-    for name in LOG_FOLDERS:
-        shutil.rmtree(run.path / name, ignore_errors=True)
+    for path in (run.teacher, *(run.path / name for name in LOG_FOLDERS)):
+        shutil.rmtree(path, ignore_errors=True)
     for path in (run.log, run.csv, run.environment, run.checkpoint, run.config):
         path.unlink(missing_ok=True)
 

@@ -5,13 +5,19 @@ constant 1, which cannot separate the classes as sharply, which images are hard.
 the teacher.
 """
 
+import shutil
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from onelip.core.errors import RecipeError
 from onelip.data import ImageData
-from onelip.training.build import load_run
+from onelip.losses.registry import OffsetLoss
+from onelip.training.build import check_same_images, import_needed, load_run
+from onelip.training.objective import make_loss
 from onelip.training.recipe import Recipe
+from onelip.training.run_directory import RunDirectory, read_config
 
 
 class Teacher:
@@ -32,31 +38,46 @@ class Teacher:
         return (self.network(images).float() / self.temperature).softmax(1)
 
 
-def load_teacher(recipe: Recipe, data: ImageData, device: torch.device) -> Teacher | None:
+def load_teacher(recipe: Recipe, data: ImageData, device: torch.device, copy: Path | None = None) -> Teacher | None:
     """The teacher of a recipe, on a device; None if it has none.
 
+    Args:
+        recipe: the recipe.
+        data: the images of the run.
+        device: where the teacher computes.
+        copy: directory that `copy_teacher` made; None to load the run that the recipe names.
+
     Raises:
-        RecipeError: if it is of other classes or image sizes, or has not been trained to its end.
+        RecipeError: if it is not finished, or has other classes, images or validation images.
         RunError: if the directory contains no run.
     """
     if not recipe.teacher:
         return None
-    run = load_run(recipe.teacher)
+    option, directory = f"--teacher {recipe.teacher}", RunDirectory(recipe.teacher if copy is None else copy)
+    import_needed(read_config(directory), directory, is_trained=True)
+    run = load_run(directory.path)
+    config = run.config
     if not run.is_finished:
-        raise RecipeError(
-            f"--teacher {recipe.teacher}: this run is not finished; finish it with `{run.directory.resume_command}`"
-        )
-    for what, theirs, ours in (
-        ("the classes", run.config.class_names, data.class_names),
-        ("an image shape of", run.config.shape, data.shape),
-    ):
+        raise RecipeError(f"{option}: this run is not finished; finish it with `{run.directory.resume_command}`")
+    check_same_images(option, config, data)
+    for theirs, ours in zip(config.class_names, data.class_names, strict=True):
         if theirs != ours:
             raise RecipeError(
-                f"--teacher {recipe.teacher}: that network has {what} {_listed(theirs)}, and {data.name} has "
-                f"{_listed(ours)}; train one on the same data"
+                f"{option}: that run has a class {theirs} where {data.name} has {ours}; train it on the same data"
             )
-    return Teacher(run.plain.to(device), run.config.recipe.temperature * recipe.teacher_temperature)
+    if recipe.validation and config.fingerprint == data.fingerprint and config.recipe.validation != recipe.validation:
+        raise RecipeError(
+            f"{option}: it was trained on validation images of this run; train it with --validation "
+            f"{recipe.validation:g} as well"
+        )
+    loss = make_loss(config.recipe)
+    own = loss.temperature if isinstance(loss, OffsetLoss) else 1.0
+    return Teacher(run.plain.to(device), own * recipe.teacher_temperature)
 
 
-def _listed(values: tuple[object, ...]) -> str:
-    return ", ".join(map(str, values[:12])) + (", ..." if len(values) > 12 else "")
+def copy_teacher(recipe: Recipe, run: RunDirectory) -> None:
+    """Copy the network of the teacher into the directory of a run, which then resumes without the original."""
+    teacher = RunDirectory(recipe.teacher)
+    run.teacher.mkdir(exist_ok=True)
+    for path in (teacher.config, teacher.weights, teacher.plain):
+        shutil.copyfile(path, run.teacher / path.name)

@@ -22,7 +22,15 @@ from onelip.data import Batch, DataNotFound, ImageData, load_data
 from onelip.data.registry import absolute_source
 from onelip.losses import OffsetCrossEntropy
 from onelip.training.budget import describe_run, fit_to_budget, has_choice_of_threads, require_memory
-from onelip.training.build import build_model, find_imports, import_needed, load_weights, save_weights, split_data
+from onelip.training.build import (
+    build_model,
+    check_same_images,
+    find_imports,
+    import_needed,
+    load_weights,
+    save_weights,
+    split_data,
+)
 from onelip.training.checkpoint import Position, check_same_data, load_checkpoint, save_checkpoint
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
@@ -40,7 +48,7 @@ from onelip.training.run_directory import (
     remove_new,
     trim_log,
 )
-from onelip.training.teacher import load_teacher
+from onelip.training.teacher import copy_teacher, load_teacher
 
 
 def train(
@@ -91,7 +99,7 @@ def train(
     if budget is not None and (resume or not 0 < budget < math.inf):
         raise RecipeError(f"expected a positive budget, and a new run, got {budget!r}; a run to resume keeps its steps")
     check_loggers(log)
-    run = RunDirectory(out)
+    recipe, run = _with_absolute_runs(recipe), RunDirectory(out)
     if resume:
         kept = read_config(run)
         import_needed(kept, run, is_trained=True)
@@ -99,9 +107,6 @@ def train(
     elif recipe.start_from:
         start = RunDirectory(recipe.start_from)
         import_needed(read_config(start), start, is_trained=True)
-        recipe = recipe.replace(start_from=str(start.path.expanduser().absolute()))
-    if recipe.teacher and not resume:
-        recipe = recipe.replace(teacher=str(Path(recipe.teacher).expanduser().absolute()))
     root = None if data_root is None else str(Path(data_root).expanduser().absolute())
     options = SessionOptions(resume, tuple(log), save_minutes, save_steps, root)
     with processes(recipe.device) as process:
@@ -110,7 +115,7 @@ def train(
             data = process.run_on_all(_load_data, recipe, data_root, run, resume)
             recipe = recipe.replace(data=absolute_source(recipe.data))
         if recipe.start_from and not resume:
-            _check_start(read_config(RunDirectory(recipe.start_from)), data)
+            check_same_images("--start-from", read_config(RunDirectory(recipe.start_from)), data)
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
@@ -161,7 +166,7 @@ def train_or_reuse(recipe: Recipe, out: str | Path, *, handle_signals: bool = Fa
         RecipeError: if the directory contains a run of another recipe.
         Exception: those of `train`.
     """
-    run = RunDirectory(out)
+    recipe, run = _with_absolute_runs(recipe), RunDirectory(out)
     is_started = run.config.exists()
     if is_started and run.results.exists():  # the results are written last
         recipe.check_resumes(read_config(run).recipe)
@@ -214,7 +219,10 @@ class Trainer:
         self.model = process.run_on_all(build_model, recipe, data.num_classes, data.shape).to(process.device)
         if recipe.start_from and not (options.resume and run.checkpoint.exists()):
             process.run_on_all(load_weights, self.model, recipe.start_from)
-        teacher = process.run_on_all(load_teacher, recipe, data, process.device)
+        copy = run.teacher if options.resume else None
+        teacher = process.run_on_all(load_teacher, recipe, data, process.device, copy)
+        if recipe.teacher and not options.resume:
+            process.run_on_all(lambda: process.is_first and copy_teacher(recipe, run))
         self.learner = Learner(recipe, self.model, process, teacher)
         process.run_on_all(self.learner.objective.check, data.shape)
         self.test_loss = OffsetCrossEntropy(recipe.offset, recipe.temperature)
@@ -435,17 +443,10 @@ class Trainer:
         return evaluate(plain, part.test_images, part.test_labels, constants, loss=self.test_loss)
 
 
-def _check_start(kept: RunConfig, data: ImageData) -> None:
-    """Raise an error if the network of the run of --start-from does not fit the data."""
-    if kept.shape != data.shape:
-        before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
-        size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""
-        raise RecipeError(f"--start-from: that run has images of {before} pixels, and {data.name} of {now}{size}")
-    if len(kept.class_names) != data.num_classes:
-        raise RecipeError(
-            f"--start-from: that run has {len(kept.class_names)} classes, and {data.name} has {data.num_classes}; the "
-            "last layer does not fit"
-        )
+def _with_absolute_runs(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths of the runs that it names."""
+    paths = {name: getattr(recipe, name) for name in ("start_from", "teacher") if getattr(recipe, name)}
+    return recipe.replace(**{name: str(Path(path).expanduser().absolute()) for name, path in paths.items()})
 
 
 def _load_data(recipe: Recipe, root: str | Path | None, run: RunDirectory, resume: bool) -> ImageData:
