@@ -7,11 +7,11 @@ already is not run again. 2 to 8 minutes of one core for each run.
 """
 
 import argparse
-import dataclasses
 import statistics
 from pathlib import Path
 from typing import Any
 
+import torch
 from _harness import RESULTS
 
 from onelip.core.files import write_json
@@ -56,8 +56,9 @@ def main() -> None:
             record = {
                 "what": "Labels by a teacher, on CIFAR-10 with 10,000 training images; figures of 40,000 others",
                 "command": f"python benchmarks/teacher.py --data-root DIR --runs RUNS --seeds {args.seeds}",
-                "recipe": dataclasses.asdict(STUDENT),
-                "teacher": {"accuracy": teacher["accuracy"], "recipe": dataclasses.asdict(TEACHER)},
+                "torch": torch.__version__,
+                "recipe": STUDENT.to_json(),
+                "teacher": {"accuracy": teacher["accuracy"], "recipe": TEACHER.to_json()},
                 "rows": [_row(name, runs) for name, runs in found.items() if runs],
             }
             write_json(RESULTS / "teacher.json", record)
