@@ -40,7 +40,7 @@ def scaling() -> Figure:
     for model, (mark, colour) in MARKS.items():
         of_model = [(x, y) for x, y, name in points if name == model]
         if of_model:
-            axes.scatter(*zip(*of_model, strict=True), marker=mark, color=colour, label=f"{model}, one core", zorder=3)
+            axes.scatter(*zip(*of_model, strict=True), marker=mark, color=colour, label=model, zorder=3)
     front: list[tuple[float, float]] = []
     for x, y, _ in points:
         if not front or y > front[-1][1]:
@@ -55,7 +55,7 @@ def scaling() -> Figure:
         axes.axhline(value, color="k", linewidth=0.7, linestyle=":")
         axes.annotate(name, (points[0][0], value), (0, 2), textcoords="offset points", va="bottom", size=8)
     axes.set_xscale("log")
-    axes.set_xlabel("seconds: CPU seconds of one core; for the diamonds, seconds of an A100")
+    axes.set_xlabel("CPU seconds of all cores; for the diamonds, seconds of an A100")
     axes.set_ylabel("CRA at 36/255, test images, %")
     axes.set_title("CIFAR-10: certified accuracy against time", size=11)
     axes.grid(visible=True, color="0.92")

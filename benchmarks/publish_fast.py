@@ -21,24 +21,28 @@ def main() -> None:
     parser.add_argument("--what", required=True, help="one line that describes the run")
     parser.add_argument("--cpu-seconds", type=float, help="of the process; omit if not measured")
     parser.add_argument("--wall-seconds", type=float, required=True)
+    parser.add_argument("--note", help="what else a reader must know")
     args = parser.parse_args()
     run = load_run(args.run)
     recipe, data = run.config.recipe, load_data(run.config.recipe.data, run.config.data_root)
     found = evaluate(run.plain, data.test_images, data.test_labels, run.constants).total
-    words = read_json(run.directory.environment)[0]["command"][1:]
-    for option, placeholder in (("--out", "RUN"), ("--data-root", "DIR")):
+    session = read_json(run.directory.environment)[0]
+    words = session["command"][1:]
+    for option, placeholder in (("--out", "RUN"), ("--data-root", "DIR"), ("--teacher", "TEACHER")):
         if option in words:
             words[words.index(option) + 1] = placeholder
     row = {
         "what": args.what,
         "command": " ".join(["onelip", *words]),
         "model": recipe.model,
+        "threads": session["threads"],
         "passes": round(recipe.epochs * recipe.epoch_part, 2),
         "cpu_seconds": args.cpu_seconds,
         "wall_seconds": args.wall_seconds,
         "accuracy": found.accuracy,
         "cra": found.cra,
         "recipe": recipe.to_json(),
+        **({"note": args.note} if args.note else {}),
     }
     path = RESULTS / "fast_training.json"
     record = read_json(path)
