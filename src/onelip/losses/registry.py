@@ -335,7 +335,7 @@ class LogitAnnealingLoss(OffsetLoss):
     Examples:
         >>> scores, labels = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0])
         >>> LogitAnnealingLoss(beta=1.0, reduction="none")(scores, labels)  # little for the first, all for the second
-        tensor([2.0e-03, 3.4e+00])
+        tensor([2.0083e-03, 3.4142e+00])
     """
 
     def __init__(
