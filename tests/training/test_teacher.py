@@ -11,6 +11,7 @@ from _runs import SMALL, SMALL_FLAGS, call, stop_after
 
 from onelip.core.errors import RecipeError, Stopped
 from onelip.data import load_data
+from onelip.models import create_model
 from onelip.training import RunDirectory, load_run, preset, read_config, read_log, train, train_or_reuse
 from onelip.training.teacher import Teacher, load_teacher
 
@@ -147,3 +148,27 @@ def test_a_teacher_that_is_not_finished_is_refused(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"not finished; finish it with `onelip train --resume"):
         train(SMALL.replace(teacher=str(tmp_path / "half")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_in_the_way_is_left_alone(teacher, tmp_path, capsys):
+    """The teacher itself: its folder has the name of the copy."""
+    runs = tmp_path / "runs"
+    shutil.copytree(teacher, runs / "teacher")
+    (runs / "wandb").mkdir()
+    (runs / "wandb" / "mine").touch()
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file() and path.name != ".lock"}
+    flags = ("--epochs", "1", "--teacher", runs / "teacher", "--out", runs)
+    code, _, err = call(capsys, "train", *SMALL_FLAGS, *flags)
+    assert (code, "exists already" in err, len(err.splitlines())) == (2, True, 1)
+    after = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+
+
+@pytest.mark.parametrize(("size", "halved"), [(4, 1), (8, 1), (16, 2), (28, 3), ((20, 64), 4)])
+def test_sizes_of_the_plain_network(size, halved):
+    model = create_model("cnn-teacher", num_classes=7, image_size=size, in_channels=1, width=4, depth=0)
+    height, width = size if isinstance(size, tuple) else (size, size)
+    assert model(torch.rand(2, 1, height, width)).shape == (2, 7)
+    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == halved
+    with pytest.raises(ValueError, match="cnn-teacher has plain layers"):
+        create_model("cnn-teacher", method="aol")

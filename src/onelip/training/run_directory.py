@@ -146,10 +146,11 @@ def read_config(run: RunDirectory) -> RunConfig:
 
 
 @contextmanager
-def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[None]:
+def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[frozenset[str]]:
     """Create the directory of a new run or open an existing one, and lock it against other processes.
 
-    If the block fails before anything is written, a new directory is removed again.
+    Yields the names of the files and folders that were there before. If the block fails before anything is written, a
+    new directory is removed again.
 
     Args:
         run: the directory.
@@ -172,18 +173,27 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[Non
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
     with locked(run.path, "the run is in use by another process; wait for it to finish, or stop it"):
         try:
-            yield
+            yield frozenset(path.name for path in run.path.iterdir())
         except BaseException:
             _remove_empty(run.path, made)
             raise
 
 
-def remove_new(run: RunDirectory) -> None:
-    """Remove the files of a run that failed before its first step, so that it can be started again."""
-    for path in (run.teacher, *(run.path / name for name in LOG_FOLDERS)):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (run.log, run.csv, run.environment, run.checkpoint, run.config):
-        path.unlink(missing_ok=True)
+def remove_new(run: RunDirectory, kept: frozenset[str]) -> None:
+    """Remove the files of a run that failed before its first step, so that it can be started again.
+
+    Args:
+        run: the directory.
+        kept: names of what was there before the run, which stays.
+    """
+    folders = (run.teacher, *(run.path / name for name in LOG_FOLDERS))
+    for path in (*folders, run.log, run.csv, run.environment, run.checkpoint, run.config):
+        if path.name in kept:
+            continue
+        if path in folders:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _remove_empty(directory: Path, made: list[Path]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from onelip.core.errors import RecipeError
+from onelip.core.errors import PathTaken, RecipeError
 from onelip.data import ImageData
 from onelip.losses.registry import OffsetLoss
 from onelip.training.build import check_same_images, import_needed, load_run
@@ -77,7 +77,11 @@ def load_teacher(recipe: Recipe, data: ImageData, device: torch.device, copy: Pa
 
 def copy_teacher(recipe: Recipe, run: RunDirectory) -> None:
     """Copy the network of the teacher into the directory of a run, which then resumes without the original."""
+    if run.teacher.exists():
+        raise PathTaken(
+            f"{run.teacher} exists already, and the run stores a copy of its teacher there; choose another --out"
+        )
     teacher = RunDirectory(recipe.teacher)
-    run.teacher.mkdir(exist_ok=True)
+    run.teacher.mkdir()
     for path in (teacher.config, teacher.weights, teacher.plain):
         shutil.copyfile(path, run.teacher / path.name)

@@ -121,7 +121,7 @@ def train(
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
             # Before anything is measured or printed: a directory that is taken is an error at once.
             opening = open_run(run, recipe, resume=resume)
-            process.run_on_all(lambda: process.is_first and opened.enter_context(opening))
+            kept = process.run_on_all(lambda: opened.enter_context(opening) if process.is_first else frozenset[str]())
             slower = 0  # number of threads
             if budget is not None:
                 choices = {1, torch.get_num_threads()} if has_choice_of_threads(recipe, process) else set()
@@ -139,7 +139,7 @@ def train(
             except BaseException as error:
                 is_new = not resume and process.is_first and (trainer is None or trainer.steps_done == 0)
                 if is_new and not isinstance(error, Diverged):
-                    remove_new(run)
+                    remove_new(run, kept)
                 if not isinstance(error, RuntimeError):
                     raise
                 if not recipe.compile or not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
