@@ -328,6 +328,34 @@ def test_retract_every_other_step_resumes(make):
     assert equal(model, other)
 
 
+def test_the_products_of_a_retraction_are_measured_once(monkeypatch):
+    def trained(products, steps, state=None):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        retract_after(optimizer, model, products=products)
+        train(model, optimizer, steps)
+        return model, optimizer.state_dict()
+
+    low, full = (trained(products, 3)[0] for products in ("bfloat16", "float32"))
+    assert not equal(low, full)
+    for a, b in zip(low.parameters(), full.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=0.01)
+    monkeypatch.setattr("onelip.optim.retraction.bfloat16_is_faster", lambda device: True)
+    model, state = trained("auto", 3)
+    assert equal(model, low)
+    monkeypatch.setattr("onelip.optim.retraction.bfloat16_is_faster", lambda device: False)
+    assert equal(trained("auto", 3)[0], full)
+    assert equal(trained("auto", 3, copy.deepcopy(state))[0], low)  # a resumed run does not measure again
+
+
+def test_a_retraction_refuses_other_products():
+    model = network()
+    with pytest.raises(ValueError, match="expected products to be 'auto', 'float32' or 'bfloat16', got 'half'"):
+        retract_after(torch.optim.SGD(model.parameters(), lr=0.1), model, products="half")  # pyright: ignore
+
+
 def test_retract_after_needs_a_layer():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match="expected a model with AOL layers"):

@@ -19,6 +19,7 @@ from onelip.optim.operators import (
 )
 
 Products = Literal["auto", "float32", "bfloat16"]
+PRODUCTS = ("auto", "float32", "bfloat16")
 
 
 class LipschitzMuon(Optimizer):
@@ -213,7 +214,7 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ValueError(f"expected {name} {bound}, got {value!r}")
     if options["retraction"] is not None and options["retraction"] not in RETRACTIONS:
         raise ValueError(f"expected retraction to be 'r1', 'r2' or None, got {options['retraction']!r}")
-    if options["products"] not in ("auto", "float32", "bfloat16"):
+    if options["products"] not in PRODUCTS:
         raise ValueError(f"expected products to be 'auto', 'float32' or 'bfloat16', got {options['products']!r}")
     check_integer("orthogonalize", options["orthogonalize"], 0, 100)
     check_integer("every", options["every"])
