@@ -342,10 +342,10 @@ def test_the_products_of_a_retraction_are_measured_once(monkeypatch):
     assert not equal(low, full)
     for a, b in zip(low.parameters(), full.parameters(), strict=True):
         assert torch.allclose(a, b, atol=0.01)
-    monkeypatch.setattr("onelip.optim.retraction.bfloat16_is_faster", lambda device: True)
+    monkeypatch.setattr("onelip.optim.muon.bfloat16_is_faster", lambda device: True)
     model, state = trained("auto", 3)
     assert equal(model, low)
-    monkeypatch.setattr("onelip.optim.retraction.bfloat16_is_faster", lambda device: False)
+    monkeypatch.setattr("onelip.optim.muon.bfloat16_is_faster", lambda device: False)
     assert equal(trained("auto", 3)[0], full)
     assert equal(trained("auto", 3, copy.deepcopy(state))[0], low)  # a resumed run does not measure again
 

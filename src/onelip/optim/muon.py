@@ -152,7 +152,7 @@ class LipschitzMuon(Optimizer):
     def _orthogonal_step(self, parameter: OrthogonalParameter, direction: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter.P]
         state["step"] = state.get("step", 0) + 1
-        low = self._products(parameter.P, group["products"])
+        low = products_type(group["products"], parameter.P, self, "bfloat16")
         P, D = parameter.to_kernel(parameter.P), parameter.to_kernel(direction)
         D = D.to(low or D.dtype)
         if group["tangent"] and parameter.is_tall:
@@ -166,15 +166,23 @@ class LipschitzMuon(Optimizer):
             P = retract(P, group["retraction"], dtype=low)
         parameter.set_kernel(P)
 
-    def _products(self, P: Tensor, products: Products) -> torch.dtype | None:
-        """Return the type of the products of a parameter; None for its own type. A measurement is kept in the state."""
-        if products == "float32" or P.dtype == torch.float64:
-            return None
-        state = self.state[P]
-        if products == "auto" and "bfloat16" not in state:
-            measured = next((s["bfloat16"] for s in self.state.values() if "bfloat16" in s), None)
-            state["bfloat16"] = bfloat16_is_faster(P.device) if measured is None else measured
-        return torch.bfloat16 if products == "bfloat16" or state["bfloat16"] else None
+
+def products_type(products: Products, P: Tensor, optimizer: Optimizer, key: str) -> torch.dtype | None:
+    """The type of the products for a parameter; None for its own type.
+
+    Args:
+        products: "auto" to measure it, once.
+        P: the parameter.
+        optimizer: its state keeps what was measured, so that a resumed run does not measure again.
+        key: of the state of P.
+    """
+    if products == "float32" or P.dtype == torch.float64:
+        return None
+    state = optimizer.state[P]
+    if products == "auto" and key not in state:
+        measured = next((s[key] for s in optimizer.state.values() if key in s), None)
+        state[key] = bfloat16_is_faster(P.device) if measured is None else measured
+    return torch.bfloat16 if products == "bfloat16" or state[key] else None
 
 
 def bfloat16_is_faster(device: torch.device) -> bool:

@@ -9,12 +9,11 @@ from torch.utils.hooks import RemovableHandle
 
 from onelip.core.errors import check_integer
 from onelip.optim.layers import orthogonal_parameters
-from onelip.optim.muon import PRODUCTS, LipschitzMuon, Products, bfloat16_is_faster
+from onelip.optim.muon import PRODUCTS, LipschitzMuon, Products, products_type
 from onelip.optim.operators import RETRACTIONS, Retraction, retract, tangent as project_to_tangent
 
-_STEP = "retraction_step"  # in the first group of the optimizer, so that its state dict has it
-_KIND = "retraction_kind"
-_BFLOAT16 = "retraction_bfloat16"
+_KIND = "retraction_kind"  # in the first group of the optimizer
+_STEP, _BFLOAT16 = "retraction_step", "retraction_bfloat16"  # in the state of each parameter, which a checkpoint has
 
 
 class Retracted(RemovableHandle):
@@ -47,12 +46,12 @@ def retract_after(
         model: a model with orthogonal layers, such as AOL layers.
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
-        every: retract after every `every`-th step. The count is kept in the state dict of the optimizer. The larger the
-            learning rate, the smaller it must be: with the rates of the paper 16 loses nothing, and with ten times
-            these rates training diverges.
+        every: retract after every `every`-th step of a parameter. The count is part of the state of the optimizer. The
+            larger the learning rate, the smaller it must be: with the rates of the paper 16 loses nothing, and with ten
+            times these rates training diverges.
         products: type of the products with the correction $P^\\top P - I$ of matrices: "float32", "bfloat16", or "auto"
             for bfloat16 where it is measured to be faster, at the first retraction; the choice becomes part of the
-            state dict. The Gram matrix always has the precision of the parameter. Near orthogonality the correction is
+            state. The Gram matrix always has the precision of the parameter. Near orthogonality the correction is
             small, so its rounding hardly changes P.
 
     Examples:
@@ -73,7 +72,6 @@ def retract_after(
         raise ValueError(
             "expected a model with AOL layers, got none; apply AOL first, such as onelip.constrain(model, 'aol')"
         )
-    optimizer.param_groups[0].setdefault(_STEP, 0)
     optimizer.param_groups[0][_KIND] = retraction
 
     @torch.no_grad()
@@ -86,17 +84,16 @@ def retract_after(
 
     @torch.no_grad()
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        group = optimizer.param_groups[0]
-        group[_STEP] += 1
-        if retraction is None or group[_STEP] % every:
+        if retraction is None:
             return
-        if products == "auto" and _BFLOAT16 not in group:
-            group[_BFLOAT16] = bfloat16_is_faster(parameters[0].P.device)
-        low = torch.bfloat16 if products == "bfloat16" or (products == "auto" and group[_BFLOAT16]) else None
         for parameter in parameters:
-            if parameter.P.grad is not None:
-                dtype = None if parameter.P.dtype == torch.float64 else low
-                parameter.set_kernel(retract(parameter.to_kernel(parameter.P), retraction, dtype=dtype))
+            if parameter.P.grad is None:
+                continue
+            state = optimizer.state[parameter.P]
+            state[_STEP] = state.get(_STEP, 0) + 1
+            if state[_STEP] % every == 0:
+                low = products_type(products, parameter.P, optimizer, _BFLOAT16)
+                parameter.set_kernel(retract(parameter.to_kernel(parameter.P), retraction, dtype=low))
 
     handles = [optimizer.register_step_post_hook(after)]
     if tangent:
