@@ -43,6 +43,7 @@ from onelip.training.build import build_model
 from onelip.training.distributed import Process
 from onelip.training.evaluation import Scores, evaluate, find_constants
 from onelip.training.learner import Learner, learning_rate, make_batches
+from onelip.training.objective import OF_THE_LOSS
 from onelip.training.recipe import Recipe, preset, recipe_for_budget
 
 BASE = recipe_for_budget(20).replace(epochs=1, bf16=True, threads=1)
@@ -254,7 +255,7 @@ class Runs:
 def method_recipe(method: str, changes: dict[str, Any]) -> Recipe:
     """The recipe of a row: loss and clipping are those of the authors of the method, all else is the same for all."""
     authors = METHODS[method].hyperparameters
-    own = {key: authors[key] for key in ("offset", "temperature", "gradient_clip") if key in authors}
+    own = {key: authors[key] for key in OF_THE_LOSS if key in authors}
     return BASE.replace(**SHARED).replace(method=method, **own).replace(**changes)
 
 

@@ -7,7 +7,7 @@ compute them as products of matrices in training, which is faster, and the ratio
 Steps are made in turn; ratios are medians of the ratios of CPU seconds within a round of 16 steps each (2 of the plain
 network and of the exact scale, whose steps are all alike), so that each round has all retractions. Rows of other
 networks that the file has already are kept. Peak memory is that of a process of its own for each candidate, with the
-same number of steps.
+steps of one round.
 """
 
 import argparse
@@ -43,8 +43,8 @@ NETWORKS: dict[str, tuple[tuple[str, ...], int]] = {
     "aol-small:32": ((*SHORT, "LipschitzMuon, R2 every 8th"), 3),
     "aol-fast-medium:250": (tuple(CANDIDATES), 5),
     "aol-small:250": (SHORT, 2),
-    "aol-large:250": (SHORT, 1),
-    "aol-fc:250": (SHORT, 1),
+    "aol-large:250": (SHORT, 3),
+    "aol-fc:250": (SHORT, 3),
 }
 
 
@@ -73,8 +73,13 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
     return step
 
 
+def steps_of(candidate: str) -> int:
+    """The number of steps after which all kinds of steps were made."""
+    return 2 if candidate in ("plain", "AOL, SGD") else STEPS
+
+
 def peak_memory(network: str, candidate: str) -> int:
-    """Bytes that a process of its own has held at most, in three steps after the network was built."""
+    """Bytes that a process of its own has held at most, in as many steps as a round has."""
     command = [sys.executable, __file__, "--peak", network, candidate]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -83,7 +88,7 @@ def print_peak(network: str, candidate: str) -> None:
     """What `peak_memory` starts."""
     name, batch = network.split(":")
     step = make_step(name, int(batch), candidate)
-    for _ in range(3):
+    for _ in range(steps_of(candidate)):
         step()
     # Not ru_maxrss: it starts with that of the process that started this one.
     print(1024 * int(re.findall(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[0]))
@@ -114,7 +119,7 @@ def main() -> None:
             step()
         for _ in range(rounds):
             for who, step in steps.items():
-                count = 2 if who in ("plain", "AOL, SGD") else STEPS
+                count = steps_of(who)
                 start = time.process_time()
                 for _ in range(count):
                     step()

@@ -9,7 +9,7 @@ from torch import nn
 import onelip
 from onelip.core.errors import Diverged
 from onelip.methods.orthogonal.reshaped import bjorck
-from onelip.optim import LipschitzMuon, retract_, retract_after, unscaled
+from onelip.optim import LipschitzMuon, keeps_norms, retract_, retract_after, unscaled
 
 R = torch.float64
 
@@ -225,6 +225,30 @@ def test_groups_of_modules_have_options_of_their_own():
     assert model[2].bias.any()
 
 
+def test_a_copy_goes_on_alike():
+    model = network()
+    optimizer = LipschitzMuon(model, lr=0.05)
+    train(model, optimizer, 2)
+    other, copied = copy.deepcopy((model, optimizer))
+    train(model, optimizer, 2, seed=1)
+    train(other, copied, 2, seed=1)
+    assert equal(model, other)
+
+
+def test_parameters_of_other_kinds_do_not_decay():
+    model = nn.Sequential(onelip.nn.AOLLinear(4, 4, learn_weights=True), onelip.nn.Householder(4), nn.Linear(4, 4))
+    others = [p for name, p in model.named_parameters() if "log_q" in name or name.startswith("1.")]
+    assert len(others) == 2
+    before = [p.detach().clone() for p in others]
+    optimizer = LipschitzMuon(model, lr=0.1, momentum=0.0, weight_decay=0.5)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    weight = model[2].weight.detach().clone()
+    optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(others, before, strict=True))
+    assert torch.allclose(model[2].weight, 0.95 * weight)
+
+
 def test_weight_decay_of_plain_weights_alone():
     model = nn.Sequential(nn.Linear(3, 3))
     optimizer = LipschitzMuon(model, lr=0.1, momentum=0.0, weight_decay=0.5)
@@ -282,6 +306,9 @@ def test_closure_and_schedulers():
         ({"momentum": 1.0}, "expected momentum from 0 to below 1"),
         ({"weight_decay": -1}, "expected weight_decay"),
         ({"retraction": "r3"}, "'r1', 'r2' or None, got 'r3'"),
+        ({"tangent": "False"}, "tangent to be true or false, got 'False'"),
+        ({"lr": float("inf")}, "lr of at least 0, got inf"),
+        ({"weight_decay": float("nan")}, "weight_decay of at least 0, got nan"),
         ({"products": "half"}, "'auto', 'float32' or 'bfloat16', got 'half'"),
         ({"orthogonalize": -1}, "orthogonalize"),
         ({"every": 0}, "every"),
@@ -354,6 +381,31 @@ def test_a_retraction_refuses_other_products():
     model = network()
     with pytest.raises(ValueError, match="expected products to be 'auto', 'float32' or 'bfloat16', got 'half'"):
         retract_after(torch.optim.SGD(model.parameters(), lr=0.1), model, products="half")  # pyright: ignore
+
+
+def test_layers_of_another_optimizer_are_unchanged():
+    model = network()
+    first, second = torch.optim.SGD(model[:3].parameters(), lr=0.1), torch.optim.AdamW(model[3:].parameters(), lr=0.0)
+    retract_after(first, model)
+    P = model[4].parametrizations.weight.original
+    with torch.no_grad():
+        P *= 2
+    before = P.detach().clone()
+    train(model, first, 2)
+    assert torch.equal(P, before)
+    first.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.step()
+    with pytest.raises(ValueError, match="none of its AOL layers"):
+        retract_after(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1), model)
+
+
+def test_a_removed_retraction_applies_aol_again():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = retract_after(optimizer, model)
+    assert keeps_norms(optimizer)
+    handle.remove()
+    assert not keeps_norms(optimizer)
 
 
 def test_retract_after_needs_a_layer():

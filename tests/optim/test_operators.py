@@ -5,7 +5,8 @@ import torch
 from _torus import LAYERS, name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onelip.optim import orthogonalize, retract, tangent
+import onelip
+from onelip.optim import orthogonalize, retract, retract_after, tangent
 
 
 def dense_r1(M):
@@ -51,6 +52,19 @@ def test_tangent_is_the_dense_projection_cut_back(torus):
     expected = torus.weight(T - J @ (X + X.T) / 2)
     found = torus.weight_of(tangent(torus.kernel_of(P), torus.kernel_of(D)))
     assert torch.allclose(found, expected, atol=1e-12)
+
+
+@every_layer
+def test_tangent_beside_sgd_is_that_projection(torus):
+    layer = onelip.aol(torus.layer.double(), side=torus.side)
+    P = layer.parametrizations.weight.original
+    before, D = P.detach().clone(), torus.random()
+    optimizer = torch.optim.SGD([P], lr=1.0)
+    retract_after(optimizer, layer, retraction=None, tangent=True)
+    P.grad = D.clone()
+    optimizer.step()
+    projected = torus.weight_of(tangent(torus.kernel_of(before), torus.kernel_of(D)))
+    assert torch.allclose(before - P, projected, atol=1e-12)
 
 
 @pytest.mark.parametrize("torus", [t for t in TALL if t.kernel == t.stride], ids=name)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from _process_pairs import finish_pair
 from _runs import call
 from rich.console import Console
 
@@ -61,8 +62,19 @@ def test_as_many_steps_as_fit(monkeypatch, digits, seconds):
 
 
 def test_less_than_an_epoch(monkeypatch, digits):
-    recipe = fitted(monkeypatch, digits, 26.0, 1.0, 0.1).replace(batch_size=10)
-    assert recipe.epochs > 1 or recipe.epoch_part < 1
+    times(monkeypatch, 1.0, 0.1)
+    recipe = fit_to_budget(Recipe(data="digits", model="patchwise-tiny", batch_size=10), 26.0, digits, CPU)
+    assert (recipe.epochs, steps_of(recipe, digits)) == (1, 25)
+    assert recipe.epoch_part < 1
+
+
+def test_epochs_have_whole_batches(monkeypatch, digits):
+    """Every step is counted: a last batch of a few images costs a step too."""
+    for seconds in (7.0, 11.3, 19.9):
+        recipe = fitted(monkeypatch, digits, seconds, 0.05, 0.1)
+        images = round(len(digits.train_images) * recipe.epoch_part)
+        assert recipe.epoch_part == 1 or images % recipe.batch_size == 0
+        assert steps_of(recipe, digits) * 0.05 < seconds
 
 
 def test_too_small_a_budget_is_refused_in_one_line(monkeypatch, digits, capsys, tmp_path):
@@ -126,7 +138,26 @@ def test_small_data_get_small_batches(monkeypatch, digits):
     assert recipe.batch_size == len(digits.train_images) // 20
     assert recipe.lr == pytest.approx(recipe_for_budget(20).lr * (recipe.batch_size / 500) ** 0.5)
     own = fit_to_budget(recipe_for_budget(20).replace(data="digits", batch_size=200), 20, digits, CPU)
-    assert own.batch_size == 200
+    assert (own.batch_size, own.lr) == (200, recipe_for_budget(20).lr)
+
+
+def test_chosen_fields_stay(monkeypatch, digits):
+    times(monkeypatch, 0.01, 0.1, bfloat16=0.001)
+    recipe = recipe_for_budget(20).replace(data="digits")
+    found = fit_to_budget(recipe, 20, digits, CPU, {"batch_size", "bf16"})
+    assert (found.batch_size, found.bf16) == (500, False)
+    found = fit_to_budget(recipe, 20, digits, CPU, {"lr"})
+    assert (found.batch_size < 500, found.lr, found.bf16) == (True, recipe.lr, True)
+
+
+def test_named_options_stay(monkeypatch, capsys, tmp_path):
+    """Also where they have the value that the budget starts with."""
+    times(monkeypatch, 0.05, 0.1, bfloat16=0.01)
+    flags = ("--lr=0.08", "--no-bf16", "--batch-size", "500", "--threads", "1", "--model-options", *TINY)
+    code, _, err = call(capsys, "train", "--budget", "4s", *flags, "--out", tmp_path / "run")
+    assert code == 0, err
+    found = read_config(RunDirectory(tmp_path / "run")).recipe
+    assert (found.lr, found.bf16, found.batch_size) == (0.08, False, 500)
 
 
 def test_measuring_leaves_nothing_behind(digits):
@@ -167,6 +198,11 @@ def test_a_run_with_a_budget(monkeypatch, capsys, tmp_path):
         (["--budget", "0s"], "expected a budget"),
         (["--budget", "1..5m"], "expected a budget"),
         (["--budget", "10m", "--epochs", "3"], "--budget and --epochs exclude each other"),
+        (["--budget", "10m", "--epoch-part", "0.5"], "--budget and --epoch-part exclude each other"),
+        (
+            ["--data", "cifar10", "--evaluate-every", "3"],
+            "--evaluate-every needs --epochs: without it, the run has a budget of 10m",
+        ),
         (["--budget", "10m", "--preset", "paper"], "--budget and --preset exclude each other"),
         (["--budget", "10m", "--resume", "somewhere"], "--resume and --budget exclude each other"),
     ],
@@ -183,7 +219,38 @@ def test_times():
     assert all(parse_seconds(format_seconds(s)) == s for s in (1, 59, 60, 61, 3600, 5400, 86399))
 
 
-def test_options_take_precedence(capsys):
-    _, out, _ = call(capsys, "train", "--data", "cifar10", "--budget", "10m", "--help")
-    assert "aol-fast-medium" in out
-    assert "muon" in out
+def default_of(option, capsys, *flags):
+    """The default of an option in the help."""
+    _, out, _ = call(capsys, "train", "--data", "cifar10", "--budget", "10m", *flags, "--help")
+    return re.search(rf"--{option} (?:[A-Z]+|{{\S*}}) .*?\(default: ([^)]*)\)", " ".join(out.split())).group(1)
+
+
+def test_the_recipe_of_a_budget(capsys):
+    assert default_of("model", capsys) == "aol-fast-medium"
+    assert (default_of("optimizer", capsys), default_of("lr", capsys)) == ("muon", "0.06")
+
+
+@pytest.mark.parametrize(
+    ("flags", "optimizer", "lr", "momentum"),
+    [
+        (("--model", "aol-small"), "muon", "0.005", "0.8"),
+        (("--optimizer", "sgd"), "sgd", "0.9", "0.9"),
+        (("--optimizer", "adamw"), "adamw", "0.003", "0.9"),
+        (("--model", "aol-small", "--optimizer", "sgd"), "sgd", "0.005", "0.9"),
+        (("--method", "cayley"), "sgd", "0.9", "0.9"),
+        (("--method", "bjorck"), "muon", "0.06", "0.8"),
+        (("--method", "cayley", "--model", "aol-small"), "sgd", "0.02", "0.9"),
+        (("--model", "aol-fast-large"), "muon", "0.06", "0.8"),
+    ],
+)
+def test_the_rate_depends_on_network_method_and_optimizer(capsys, flags, optimizer, lr, momentum):
+    found = tuple(default_of(option, capsys, *flags) for option in ("optimizer", "lr", "momentum"))
+    assert found == (optimizer, lr, momentum)
+
+
+def test_two_processes(tmp_path):
+    """Layers communicate in each step, so all processes time the same steps and decide alike."""
+    out = tmp_path / "run"
+    flags = ("--budget", "8s", "--model-options", *TINY, "--accumulate", "2", "--out", out)
+    finish_pair(tmp_path / "log", "train", *flags)
+    assert json.loads((out / "results.json").read_text())["test"]["accuracy"] > 0.5

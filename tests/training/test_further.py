@@ -66,6 +66,9 @@ def test_weights_of_another_network_are_refused(capsys, tmp_path):
     code, _, err = call(capsys, "train", *flags, "--image-size", "6")
     assert (code, "images of 1x8x8 pixels, and digits of 1x6x6; --image-size 8x8" in err) == (2, True)
     assert not (tmp_path / "run").exists()
+    code, _, err = call(capsys, "train", *flags, "--validation", "0.1")
+    assert (code, "--start-from: that run was trained on validation images of this one" in err) == (2, True)
+    assert not (tmp_path / "run").exists()
     assert call(capsys, "train", "--start-from", tmp_path / "none", "--out", tmp_path / "run")[0] == 2
     code, _, err = call(capsys, "train", *flags, "--preset", "paper")
     assert (code, "--start-from and --preset" in err) == (2, True)

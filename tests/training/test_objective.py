@@ -1,7 +1,9 @@
 """Losses and methods in training: what is computed when, for any number of processes, stopped and resumed."""
 
+import json
 import math
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -274,6 +276,14 @@ def test_hyperparameters_of_a_method_change_only_what_is_its_own():
     assert with_method(preset("paper"), "none").method == "none"
     with pytest.raises(RecipeError, match="did you mean 'gloro'"):
         with_method(preset("paper"), "glorro")
+
+
+def test_rates_of_fast_networks_are_those_that_were_measured():
+    rows = json.loads((Path(__file__).parents[2] / "results" / "methods_by_time.json").read_text())["rows"]
+    measured = {row["method"]: row["lr"] for row in rows if row["name"] == row["method"] and row["cra_36"]}
+    # Muon is better for these two.
+    expected = {name: measured.get(name) for name in METHODS if name not in ("aol", "bjorck")}
+    assert {name: METHODS[name].fast_lr for name in expected} == expected
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -8,7 +8,17 @@ from _runs import SMALL, Interrupted, Interrupter, same_bytes
 import onelip
 from onelip.data import load_data
 from onelip.optim import LipschitzMuon
-from onelip.training import Diverged, Recipe, RecipeError, load_run, make_optimizer, preset, train
+from onelip.training import (
+    Diverged,
+    Recipe,
+    RecipeError,
+    RunDirectory,
+    load_run,
+    make_optimizer,
+    preset,
+    read_log,
+    train,
+)
 from onelip.training.checkpoint import read_position
 from onelip.training.learner import Learner
 
@@ -47,7 +57,12 @@ def test_options_of_the_optimizer():
     recipe = Recipe(optimizer="muon", optimizer_options=("retraction=r1", "tangent=false", "orthogonalize=0"))
     found = make_optimizer(model, recipe).defaults
     assert (found["retraction"], found["tangent"], found["orthogonalize"]) == ("r1", False, 0)
-    for options, message in ((("retraction=r3",), "optimizer muon: .*'r1', 'r2' or None"), (("speed=9",), "speed")):
+    for options, message in (
+        (("retraction=r3",), "optimizer muon: .*'r1', 'r2' or None"),
+        (("speed=9",), "speed"),
+        (("tangent=no",), "tangent to be true or false, got 'no'"),
+        (("weight_decay=0.1",), "--weight-decay"),
+    ):
         with pytest.raises(RecipeError, match=message):
             make_optimizer(model, Recipe(optimizer="muon", optimizer_options=options))
     with pytest.raises(RecipeError, match="optimizer_options as key=value"):
@@ -120,24 +135,46 @@ def test_two_processes(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw", "retracted sgd"])
 @pytest.mark.parametrize("model", ["aol-fast-small", "patchwise-tiny"])
-def test_killed_and_resumed(optimizer, model, tmp_path):
+def test_killed_and_resumed(optimizer, model, tmp_path, monkeypatch):
     """Retractions are counted through the interruption, which is between two of them."""
-    every = 3 if optimizer == "retracted sgd" else 0
-    recipe = FAST.replace(optimizer="sgd" if every else optimizer, retract_every=every, model=model, lr=0.01)
+    every = 0 if optimizer == "adamw" else 3
+    is_sgd = optimizer == "retracted sgd"
+    recipe = FAST.replace(
+        optimizer="sgd" if is_sgd else optimizer,
+        retract_every=every if is_sgd else 0,
+        optimizer_options=("every=3",) if optimizer == "muon" else (),
+        model=model,
+        lr=0.01,
+    )
     recipe = recipe.replace(epoch_part=0.8, evaluate_every=2, epochs=3)
     if model == "patchwise-tiny":  # with 3x3 kernels
         recipe = recipe.replace(model_options=SMALL.model_options)
+    monkeypatch.setattr("onelip.training.learner.bfloat16_is_faster", lambda device: False)
     train(recipe, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "part", display=Interrupter(8), save_steps=4)
     steps = read_position(tmp_path / "part" / "checkpoint.safetensors").batch
     assert not every or steps % every
+    # The type of products is measured once, and kept in the config.
+    monkeypatch.setattr("onelip.training.learner.bfloat16_is_faster", lambda device: True)
+    monkeypatch.setattr("onelip.optim.muon.bfloat16_is_faster", lambda device: True)
     train(recipe, tmp_path / "part", resume=True)
     assert same_bytes(tmp_path / "whole", tmp_path / "part")
 
 
+def test_parts_of_several_processes(tmp_path):
+    """The last batch has 2 images, one for each process; each part of a step has communication of the centring."""
+    flags = [
+        *("--data", "digits", "--model", "aol-fast-small", "--optimizer", "muon", "--momentum", "0.8", "--lr", "0.02"),
+        *("--batch-size", "240", "--epochs", "1", "--accumulate", "3", "--model-options", *FAST.model_options),
+    ]
+    finish_pair(tmp_path / "log", "train", *flags, "--out", tmp_path / "two")
+    log = read_log(RunDirectory(tmp_path / "two"))
+    assert log[0]["accuracy"] > 0.2
+
+
 def test_muon_learns_more_than_sgd(tmp_path):
-    """On the digits, from the same weights, with the rates of the presets."""
+    """On the digits, from the same weights."""
     recipe = FAST.replace(
         model_options=("widths=[16,16,16]", "depths=[1,1,1]"), batch_size=50, augment=False, offset=1.0
     )
@@ -165,10 +202,10 @@ def test_evaluation_never_sees_unscaled_weights(tmp_path):
     assert torch.equal(seen.pop(), P)
     # lr = 0, but R2 has moved P; what AOL makes of the P before is compared.
     model.fc1.parametrizations.weight.original.data.copy_(P)
-    for network in (model, model.eval()):
-        network(images)
+    for is_training in (True, False):
+        model.train(is_training)(images)
         assert torch.equal(seen.pop(), exact)
-        assert torch.equal(onelip.bake(network).fc1.weight, exact)
+        assert torch.equal(onelip.bake(model).fc1.weight, exact)
     hook.remove()
     assert onelip.audit(model.train(), images[:1], lower=False).upper <= 1 + 1e-6
 

@@ -161,7 +161,8 @@ def test_the_estimate_grows_with_the_batch_and_the_optimizer():
     recipe = Recipe(model="aol-fast-small", batch_size=100)
 
     def need(**changes):
-        return budget.step_memory(recipe.replace(**changes), 10, (3, 32, 32), float("inf"))
+        changed = recipe.replace(**changes)
+        return budget.step_memory(changed, 10, (3, 32, 32), float("inf"), changed.batch_size)
 
     parameters = sum(p.numel() for p in onelip.create_model("aol-fast-small").parameters())
     assert need().parameters == parameters
@@ -178,7 +179,11 @@ def test_a_budget_shrinks_the_batch_to_the_memory(monkeypatch, quick):
     usual = onelip.training.fit_to_budget(recipe, 20, digits, CPU).batch_size
     need, _ = budget.require_memory(recipe.replace(batch_size=usual), 10, (1, 8, 8), CPU)
     monkeypatch.setattr(budget, "free_memory", lambda *_: need.estimate)
-    assert 20 <= onelip.training.fit_to_budget(recipe, 20, digits, CPU).batch_size < usual
+    fitted = onelip.training.fit_to_budget(recipe, 20, digits, CPU)
+    assert 20 <= fitted.batch_size < usual
+    assert fitted.lr == pytest.approx(recipe.lr * (fitted.batch_size / 500) ** 0.5)
+    parts = onelip.training.fit_to_budget(recipe.replace(accumulate=25), 20, digits, CPU)
+    assert parts.batch_size >= parts.accumulate == 25
 
 
 def test_free_memory_is_a_number():

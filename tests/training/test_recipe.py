@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import onelip
+from onelip.optim.layers import linear_weights
 from onelip.training import PRESETS, Recipe, RecipeError, build_model, learning_rate, make_optimizer, preset
-from onelip.training.learner import linear_weights, make_augmentation
+from onelip.training.learner import make_augmentation
 from onelip.training.recipe import default_preset, parse_options, recipe_for_budget
 
 

@@ -124,7 +124,7 @@ def test_teachers_that_do_not_fit_are_refused(teacher, tmp_path, capsys):
     assert "images of 1x8x8 pixels, and digits of 1x6x6; --image-size 8x8" in refused(
         "--teacher", teacher, "--image-size", "6"
     )
-    assert "trained on validation images of this run; train it with --validation 0.1" in refused(
+    assert "trained on validation images of this one; train it with --validation 0.1" in refused(
         "--teacher", teacher, "--validation", "0.1"
     )
     assert "teacher_temperature" in refused("--teacher", teacher, "--teacher-temperature", "0")

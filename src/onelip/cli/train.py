@@ -14,7 +14,15 @@ import tyro
 
 from onelip.cli._common import Flag, OptionalPath, make_console, new_run_directory, parse, unset
 from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stopped
-from onelip.training.recipe import DEFAULT_BUDGET, Recipe, default_preset, parse_seconds, preset, recipe_for_budget
+from onelip.training.recipe import (
+    DEFAULT_BUDGET,
+    Recipe,
+    default_preset,
+    for_choices,
+    parse_seconds,
+    preset,
+    recipe_for_budget,
+)
 from onelip.training.run_directory import RunDirectory, read_config
 
 
@@ -78,6 +86,7 @@ def run(arguments: Sequence[str]) -> int:
                 out,
                 resume=command.resume is not None,
                 budget=None if command.budget is None else parse_seconds(command.budget),
+                chosen=_named(arguments),
                 data_root=command.data_root,
                 display=display,
                 log=command.log,
@@ -113,8 +122,9 @@ def run(arguments: Sequence[str]) -> int:
 def _defaults(arguments: Sequence[str]) -> Train:
     """The defaults of the options: the recipe of the run to resume, of the preset, of the budget or of the data."""
     peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--resume", "--start-from", "--preset", "--data", "--model", "--method", "--budget", "--epochs"):
-        peek.add_argument(flag, nargs="?")
+    names = ("resume", "start-from", "preset", "data", "model", "method", "optimizer", "budget", "epochs", "epoch-part")
+    for name in (*names, "evaluate-every"):
+        peek.add_argument(f"--{name}", nargs="?")
     try:
         known, _ = peek.parse_known_args(list(arguments))
     except argparse.ArgumentError:
@@ -125,9 +135,12 @@ def _defaults(arguments: Sequence[str]) -> Train:
         ("start_from", "preset", "the new run has the recipe of the first one"),
         ("budget", "preset", "the budget decides the number of epochs"),
         ("budget", "epochs", "the budget decides the number of epochs"),
+        ("budget", "epoch_part", "the budget decides the number of steps"),
+        ("budget", "evaluate_every", "the budget decides the number of evaluations"),
     ):
         if getattr(known, first) and getattr(known, second):
-            raise RecipeError(f"--{first.replace('_', '-')} and --{second} exclude each other: {why}")
+            first, second = (name.replace("_", "-") for name in (first, second))
+            raise RecipeError(f"--{first} and --{second} exclude each other: {why}")
     if known.resume:
         return Train(read_config(RunDirectory(known.resume)).recipe)
     budget, root = known.budget, None
@@ -138,12 +151,23 @@ def _defaults(arguments: Sequence[str]) -> Train:
         starting = preset(name)
     else:
         budget = budget or DEFAULT_BUDGET
-        starting = recipe_for_budget(parse_seconds(budget), known.data or "digits")
+        for name, given in (("epoch-part", known.epoch_part), ("evaluate-every", known.evaluate_every)):
+            if given and not known.epochs:
+                raise RecipeError(f"--{name} needs --epochs: without it, the run has a budget of {budget}")
+        usual = recipe_for_budget(parse_seconds(budget), known.data or "digits")
+        starting = for_choices(usual, known.model, known.optimizer)
     if known.method is not None:
         from onelip.training.objective import with_method
 
         starting = with_method(starting, known.method)
     return Train(starting, budget=None if known.epochs else budget, data_root=root)
+
+
+def _named(arguments: Sequence[str]) -> set[str]:
+    """The names of the options in the arguments, as fields of a recipe."""
+    flags = (argument.partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--"))
+    names = {flag.removeprefix("__") for flag in flags}
+    return names | {name.removeprefix("no_") for name in names}
 
 
 def _check_resume(command: Train) -> None:

@@ -104,6 +104,7 @@ register_method(
         paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
         loss="lmt",
         certificate="pairs",
+        fast_lr=0.3,
         hyperparameters={**_PLAIN, "lr": 5e-3},
         note="bound of the stored weights in evaluation, per pair of classes",
     )
@@ -120,6 +121,7 @@ register_method(
         paper=PaperRow(E="partly", F="partly", G="yes", M="no", notes={"E": 3, "F": 2}),
         loss="gloro",
         certificate="pairs",
+        fast_lr=0.3,
         hyperparameters={**_PLAIN, "lr": 0.01},
         note="bound of the stored weights in evaluation, per pair of classes",
     )
@@ -137,6 +139,7 @@ register_method(
         certificate="pairs",
         # The derivative of a product of norms grows with the product: up to 130 on digits. The authors also clip at 3;
         # without clipping a learning rate that is right at first is too high later.
+        fast_lr=0.3,
         hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
         note="bound of the stored weights in evaluation, per pair of classes",
     )
@@ -152,6 +155,7 @@ register_method(
         apply=unconstrained,
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
         loss="ocnn",
+        fast_lr=0.3,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},
         note="bound of the stored weights in evaluation",
     )
@@ -167,6 +171,7 @@ register_method(
         apply=unconstrained,
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
         loss="gradient-penalty",
+        fast_lr=0.1,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},
         note="bound of the stored weights in evaluation",
     )

@@ -79,6 +79,8 @@ class Method:
         paper: row of the property table of the AOL paper.
         hyperparameters: fields of a training recipe, recommended by the authors or best on held-out images; used where
             the user gives none.
+        fast_lr: learning rate of SGD with momentum 0.9 for networks `aol-fast` and 500 images, the best in
+            results/methods_by_time.json. None to train them with `onelip.optim.LipschitzMuon`, as for AOL.
         loss: name of the loss of the method (`onelip.losses.list_losses()`); None for the loss of the recipe.
         loss_options: options of that loss that differ from its defaults.
         certificate: "constant": radii are margin / (sqrt(2) L); "pairs": from the distances of the rows of the last
@@ -108,6 +110,7 @@ class Method:
     train_equals_eval: bool = True
     paper: PaperRow | None = None
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    fast_lr: float | None = None
     loss: str | None = None
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     certificate: Literal["constant", "pairs"] = "constant"
@@ -325,6 +328,7 @@ def about(method: Method) -> dict[str, Any]:
         "train_equals_eval": method.train_equals_eval,
         "paper": None if method.paper is None else {c: getattr(method.paper, c) for c in "EFGM"},
         "hyperparameters": dict(method.hyperparameters),
+        "fast_lr": method.fast_lr,
         "options": {option.name: option.default for option in options_of(method)},
         "loss": method.loss,
         "certificate": method.certificate,

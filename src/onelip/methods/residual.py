@@ -305,6 +305,7 @@ register_method(
         apply=sll,
         options=({"hidden": 6}, {"lipschitz": 0.5}),
         replaces=True,
+        fast_lr=24.3,
         hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="residual layer with a relu; square layers that keep the size",
     )
@@ -385,6 +386,7 @@ register_method(
         options=({"hidden": 6, "iterations": 3}, {"lipschitz": 0.5}),
         replaces=True,
         train_equals_eval=False,
+        fast_lr=2.7,
         hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="residual layer with a relu; square layers that keep the size; eval mode divides by the proved bound",
     )

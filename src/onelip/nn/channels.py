@@ -223,17 +223,17 @@ def _lower_normalize(low: Lowering) -> int:
 
 
 class _Centred(Function):
-    """x minus the mean of each channel over all samples of all processes; returns the mean and the count too.
+    """x minus the mean of each channel over all samples; returns the mean and the count too.
 
     The map is an orthogonal projection of the whole batch, so it is its own derivative.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.dtype = dtype
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, of_all_processes: bool) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.settings = dtype, of_all_processes
         total = _channel_sums(x).to(dtype)
         count = total.new_full((1,), x.numel() // x.shape[1])
-        if dist.is_available() and dist.is_initialized():
+        if of_all_processes and dist.is_available() and dist.is_initialized():
             # One message for sums and count, in float64, which represents larger counts exactly.
             packed = torch.cat([total, count]).double()
             dist.all_reduce(packed)
@@ -244,7 +244,8 @@ class _Centred(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return _Centred.apply(grad_outputs[0], ctx.dtype)[0], None  # pyright: ignore[reportOptionalSubscript]
+        out = _Centred.apply(grad_outputs[0], *ctx.settings)[0]  # pyright: ignore[reportOptionalSubscript]
+        return out, None, None
 
 
 def _channel_sums(x: Tensor) -> Tensor:
@@ -266,7 +267,8 @@ class BatchCentering(LipschitzModule):
     The constant 1 is that of eval mode; certify in eval mode. `onelip.bake` adds the layer to the bias of the linear
     layer before it.
 
-    With torch.distributed initialised, the mean is that of the samples of all processes together.
+    With torch.distributed initialised, the mean is that of the samples of all processes together; all of them must then
+    run the layer equally often. Set the attribute `of_all_processes` to False for the mean of each process.
 
     It is the normalisation of LiResNet (Hu et al., "Unlocking Deterministic Robustness Certification on ImageNet",
     NeurIPS 2023).
@@ -283,6 +285,7 @@ class BatchCentering(LipschitzModule):
 
     Attributes:
         running_mean: buffer `(num_features,)`, initialised with zeros.
+        of_all_processes: whether the mean of a batch is that of all processes.
 
     Raises:
         ValueError: if `momentum` is not in [0, 1].
@@ -307,6 +310,7 @@ class BatchCentering(LipschitzModule):
         super().__init__()
         self.num_features = check_integer("num_features", num_features)
         self.momentum = check_number("momentum", momentum, 0, 1)
+        self.of_all_processes = True
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
 
     @property
@@ -317,7 +321,8 @@ class BatchCentering(LipschitzModule):
         check_channels(x, 1, self.num_features, "BatchCentering", "num_features")
         mean = self.running_mean
         if self.training:
-            out, mean, count = _Centred.apply(x, torch.promote_types(x.dtype, mean.dtype))  # pyright: ignore
+            dtype = torch.promote_types(x.dtype, mean.dtype)
+            out, mean, count = _Centred.apply(x, dtype, self.of_all_processes)  # pyright: ignore
             with torch.no_grad():  # an empty batch does not change the mean
                 weight = self.momentum * (count > 0).to(self.running_mean.dtype)
                 self.running_mean += weight * (mean.to(self.running_mean.dtype) - self.running_mean)

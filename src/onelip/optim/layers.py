@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from onelip.core.geometry import LINEAR_LAYERS, Geometry
 from onelip.core.parametrization import find_parametrization, original_of
@@ -36,14 +37,17 @@ class OrthogonalParameter:
         rows = tensor.movedim(1, -1).flatten(1)[None]  # in this order without a copy if the kernel is channels last
         return rows if self.side == "inputs" else rows.mT
 
-    def set_kernel(self, kernel: Tensor) -> None:
-        """Write a kernel into P; taps that the layer does not have are dropped."""
+    def to_weight(self, kernel: Tensor) -> Tensor:
+        """Return a kernel in the shape of P, without taps that the layer does not have: the inverse of `to_kernel`."""
         if not self._is_tiled:
-            self.P.copy_(self.geometry.to_weight(kernel, self.side))
-            return
+            return self.geometry.to_weight(kernel, self.side)
         first, second, *taps = self.P.shape
         rows = kernel[0] if self.side == "inputs" else kernel[0].mT
-        self.P.copy_(rows.reshape(first, *taps, second).movedim(-1, 1))
+        return rows.reshape(first, *taps, second).movedim(-1, 1)
+
+    def set_kernel(self, kernel: Tensor) -> None:
+        """Write a kernel into P."""
+        self.P.copy_(self.to_weight(kernel))
 
     @property
     def _is_tiled(self) -> bool:
@@ -86,6 +90,29 @@ def orthogonal_parameters(model: nn.Module) -> list[OrthogonalParameter]:
         P = original_of(module)
         if isinstance(P, nn.Parameter) and P.requires_grad:
             found.setdefault(id(P), OrthogonalParameter(P, parametrization.geometry, side))
+    return list(found.values())
+
+
+def linear_weights(model: nn.Module) -> list[Tensor]:
+    """The parameter behind the weight of each linear layer: P if a method is applied, else the weight itself.
+
+    Examples:
+        >>> import onelip
+        >>> [tuple(P.shape) for P in linear_weights(nn.Sequential(onelip.nn.AOLLinear(4, 2), nn.Linear(2, 3)))]
+        [(2, 4), (3, 2)]
+    """
+    found: dict[int, Tensor] = {}  # by identity: tied weights count once
+    for module in model.modules():
+        if not isinstance(module, LINEAR_LAYERS):
+            continue
+        if parametrize.is_parametrized(module, "weight"):
+            lists = module.parametrizations
+            assert isinstance(lists, nn.ModuleDict)
+            # The originals belong to the list itself; other learned parameters (log_q) belong to the parametrization.
+            originals = list(lists["weight"].parameters(recurse=False))
+        else:
+            originals = [module.weight]
+        found |= {id(p): p for p in originals}
     return list(found.values())
 
 

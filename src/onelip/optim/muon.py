@@ -1,5 +1,6 @@
 """Momentum, orthogonalised with AOL, and a retraction after each step: the optimiser for AOL layers."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from torch import Tensor, distributed as dist, nn
 from torch.optim import Optimizer
 
 from onelip.core.errors import Diverged, check_integer
-from onelip.optim.layers import OrthogonalParameter, orthogonal_parameters
+from onelip.optim.layers import OrthogonalParameter, linear_weights, orthogonal_parameters
 from onelip.optim.operators import (
     RETRACTIONS,
     Retraction,
@@ -45,7 +46,8 @@ class LipschitzMuon(Optimizer):
         lr: learning rate.
         momentum: $\mu$, from 0 to below 1.
         weight_decay: for orthogonal layers $P$ is multiplied by $1 - \eta \lambda$ before the step (a retraction undoes
-            that); for all others $\lambda$ times the parameter is added to the gradient. Biases do not decay.
+            that); for the weights of other linear layers $\lambda$ times the weight is added to the gradient. No other
+            parameter decays.
         retraction: "r1", "r2" or None.
         tangent: whether to project the direction to the tangent space.
         orthogonalize: iterations of Newton and Schulz; 0 keeps the direction as it is, and $\eta$ is then that of SGD.
@@ -107,11 +109,15 @@ class LipschitzMuon(Optimizer):
             self._orthogonal |= found
             rest = [p for p in part["module"].parameters() if p.requires_grad and p not in found and p not in seen]
             seen |= {*found, *rest}
-            weights = [p for p in rest if p.dim() > 1]
-            others = [p for p in rest if p.dim() <= 1]
+            linear = set(linear_weights(part["module"]))
+            weights = [p for p in rest if p in linear]
+            others = [p for p in rest if p not in linear]
             groups += [{"params": list(found), **options}, {"params": weights, **options}]
             groups.append({"params": others, **options, "weight_decay": 0.0})
         super().__init__([group for group in groups if group["params"]], defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_orthogonal": self._orthogonal}  # for copies
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -190,9 +196,10 @@ def bfloat16_is_faster(device: torch.device) -> bool:
 
     With several processes the first one decides for all.
     """
+    size = 256 if device.type == "cpu" else 2048  # a GPU takes the same time for all small products
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
-        X = torch.ones(256, 256, device=device, dtype=dtype)
+        X = torch.ones(size, size, device=device, dtype=dtype)
         times = []
         for _ in range(6):
             start = time.perf_counter()
@@ -208,7 +215,7 @@ def bfloat16_is_faster(device: torch.device) -> bool:
 def _check_finite(gradients: list[Tensor]) -> None:
     # A finite sum has finite terms, and takes a tenth of the time of the largest; a sum of finite terms can overflow.
     sums = [gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32)) for gradient in gradients]
-    if all(torch.stack([s.to(sums[0].device, torch.float64) for s in sums]).isfinite().tolist() if sums else ()):
+    if all(torch.stack([s.to(sums[0].device, torch.float32) for s in sums]).isfinite().tolist() if sums else ()):
         return
     if not bool(nn.utils.get_total_norm(gradients, torch.inf).isfinite()):
         raise Diverged("a gradient has a NaN or an infinity")
@@ -217,9 +224,11 @@ def _check_finite(gradients: list[Tensor]) -> None:
 def _check_options(options: dict[str, Any]) -> None:
     for name, low, is_open in (("lr", 0.0, False), ("momentum", 0.0, True), ("weight_decay", 0.0, False)):
         value = options[name]
-        if not isinstance(value, int | float | Tensor) or not low <= value or (is_open and value >= 1):
+        if not isinstance(value, int | float | Tensor) or not low <= value < (1 if is_open else math.inf):
             bound = "from 0 to below 1" if is_open else "of at least 0"
             raise ValueError(f"expected {name} {bound}, got {value!r}")
+    if not isinstance(options["tangent"], bool):
+        raise ValueError(f"expected tangent to be true or false, got {options['tangent']!r}")
     if options["retraction"] is not None and options["retraction"] not in RETRACTIONS:
         raise ValueError(f"expected retraction to be 'r1', 'r2' or None, got {options['retraction']!r}")
     if options["products"] not in PRODUCTS:

@@ -19,12 +19,13 @@ _STEP, _BFLOAT16 = "retraction_step", "retraction_bfloat16"  # in the state of e
 class Retracted(RemovableHandle):
     """The handle of `retract_after`: `remove()` stops both the projection and the retraction."""
 
-    def __init__(self, *handles: RemovableHandle) -> None:
-        self.handles = handles
+    def __init__(self, optimizer: Optimizer, *handles: RemovableHandle) -> None:
+        self.optimizer, self.handles = optimizer, handles
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
+        self.optimizer.param_groups[0].pop(_KIND, None)
 
 
 def retract_after(
@@ -42,7 +43,7 @@ def retract_after(
     run it within `onelip.optim.unscaled(model)`. It then costs about as much as the step of a plain network.
 
     Args:
-        optimizer: any optimizer of torch.
+        optimizer: any optimizer of torch. Layers whose parameters it does not have are left unchanged.
         model: a model with orthogonal layers, such as AOL layers.
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
@@ -72,6 +73,10 @@ def retract_after(
         raise ValueError(
             "expected a model with AOL layers, got none; apply AOL first, such as onelip.constrain(model, 'aol')"
         )
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    parameters = [p for p in parameters if id(p.P) in own]
+    if not parameters:
+        raise ValueError("expected an optimizer of parameters of the model, got one that has none of its AOL layers")
     optimizer.param_groups[0][_KIND] = retraction
 
     @torch.no_grad()
@@ -79,8 +84,7 @@ def retract_after(
         for parameter in parameters:
             if parameter.P.grad is not None and parameter.is_tall:
                 kernel, gradient = parameter.to_kernel(parameter.P), parameter.to_kernel(parameter.P.grad)
-                projected = parameter.geometry.to_weight(project_to_tangent(kernel, gradient), parameter.side)
-                parameter.P.grad.copy_(projected)
+                parameter.P.grad.copy_(parameter.to_weight(project_to_tangent(kernel, gradient)))
 
     @torch.no_grad()
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -98,7 +102,7 @@ def retract_after(
     handles = [optimizer.register_step_post_hook(after)]
     if tangent:
         handles.append(optimizer.register_step_pre_hook(before))
-    return Retracted(*handles)
+    return Retracted(optimizer, *handles)
 
 
 def keeps_norms(optimizer: Optimizer) -> bool:

@@ -10,8 +10,9 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
 from onelip.data import ImageData
+from onelip.nn import BatchCentering
 from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
@@ -58,7 +60,9 @@ class StepMemory:
         return self.fixed + round(_TEMPORARY * self.saved)
 
 
-def step_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], free: float) -> StepMemory:
+def step_memory(
+    recipe: Recipe, num_classes: int, shape: tuple[int, int, int], free: float, batch_size: int
+) -> StepMemory:
     """Estimate the memory of a step of one process.
 
     Parameters are counted on the meta device. If they fit, the network runs on two and on four images, and the tensors
@@ -69,14 +73,18 @@ def step_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int], f
         num_classes: number of classes.
         shape: shape of an image.
         free: bytes that may be allocated.
+        batch_size: images of the process.
     """
     count, fixed = _fixed_memory(recipe, num_classes, shape)
     if fixed > free:
         return StepMemory(count, fixed, 0)
     model = trial_model(recipe, num_classes, shape)
+    for layer in model.modules():
+        if isinstance(layer, BatchCentering):
+            layer.of_all_processes = False  # the others may not get here, and their device may be a GPU
     two, four = (_saved_bytes(model, torch.zeros(images, *shape)) for images in (2, 4))
     each = max(0, four - two) / 2
-    return StepMemory(count, fixed, round(two + each * (-(-recipe.batch_size // recipe.accumulate) - 2)))
+    return StepMemory(count, fixed, round(two + each * (-(-batch_size // recipe.accumulate) - 2)))
 
 
 def _fixed_memory(recipe: Recipe, num_classes: int, shape: tuple[int, int, int]) -> tuple[int, int]:
@@ -129,7 +137,11 @@ def free_memory(device: torch.device) -> float:
 
 
 def require_memory(
-    recipe: Recipe, num_classes: int, shape: tuple[int, int, int], process: Process
+    recipe: Recipe,
+    num_classes: int,
+    shape: tuple[int, int, int],
+    process: Process,
+    batch_size: int | None = None,
 ) -> tuple[StepMemory, float]:
     """Estimate the memory of a step, and compare it with the free memory, before the network is allocated.
 
@@ -138,9 +150,10 @@ def require_memory(
         num_classes: number of classes.
         shape: shape of an image.
         process: this process among several, which share the memory of the machine.
+        batch_size: images of a step, over all processes. Default: that of the recipe.
 
     Returns:
-        The estimate, and the free bytes of this process.
+        The estimate, and the free bytes of the process that has least.
 
     Raises:
         RecipeError: if a step cannot fit; the message has options that make it fit.
@@ -148,12 +161,15 @@ def require_memory(
     free = free_memory(process.device)
     if process.device.type == "cpu":
         free /= int(os.environ.get("LOCAL_WORLD_SIZE", process.count))
-    need = step_memory(recipe.replace(batch_size=-(-recipe.batch_size // process.count)), num_classes, shape, free)
+    (taken,) = process.max_over_ranks(-round(min(free, 2.0**60)))  # so that all decide alike
+    free = float(-taken)
+    batch_size = batch_size or recipe.batch_size
+    need = step_memory(recipe, num_classes, shape, free, -(-batch_size // process.count))
     if need.least <= free:
         return need, free
     advice = []
-    if need.fixed < free and (batch_size := int((free - need.fixed) / max(need.saved, 1) * recipe.batch_size * 0.6)):
-        advice.append(f"--batch-size {batch_size}, --accumulate {-(-recipe.batch_size // batch_size)}")
+    if need.fixed < free and (fewer := int((free - need.fixed) / max(need.saved, 1) * batch_size * 0.6)):
+        advice.append(f"--batch-size {fewer}, --accumulate {-(-batch_size // fewer)}")
     if need.fixed > free / 4 and not recipe.model.startswith("aol-fast"):
         advice.append("--budget 10m without --model, which takes a network sized to the images,")
     if max(shape[1:]) > 64 and _fixed_memory(recipe, num_classes, (shape[0], 64, 64))[1] < free / 2:
@@ -180,9 +196,13 @@ _EVALUATING = 0.1  # part of the budget, at most, for evaluations besides the la
 _FEWEST_STEPS = 20  # fewer train nothing
 _WORTHWHILE = 0.9  # bfloat16 is used where it takes at most this part of the time of a step
 _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower than the measured ones
+_PATIENCE = 20.0  # seconds after which no further step is timed
+_TIMING = 0.05  # part of the budget, at most, after which no further step is timed
 
 
-def fit_to_budget(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
+def fit_to_budget(
+    recipe: Recipe, seconds: float, data: ImageData, process: Process, chosen: Collection[str] = ()
+) -> Recipe:
     """The recipe with as many epochs as fit into a budget on this machine.
 
     A few steps, with one and with all threads, in float32 and in bfloat16, and one evaluation are timed with trial
@@ -190,14 +210,18 @@ def fit_to_budget(recipe: Recipe, seconds: float, data: ImageData, process: Proc
 
     Args:
         recipe: everything but the number of epochs.
-        seconds: of the steps and evaluations; loading the data is not part of it.
+        seconds: of the steps and evaluations; loading the data and the timing itself are not part of it.
         data: training and test images.
         process: this process among several; the first one decides for all.
+        chosen: names of fields of the recipe that must stay as they are, though they have the values of
+            `recipe_for_budget`; fields with other values stay in any case.
 
     Raises:
         RecipeError: if the budget is too small.
     """
-    recipe = process.run_on_all(_fit, recipe, seconds, data, process)
+    usual = recipe_for_budget(seconds, recipe.data)
+    kept = {*chosen, *(f.name for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name))}
+    recipe = process.run_on_all(_fit, recipe, seconds, data, process, kept)
     return process.broadcast(recipe)
 
 
@@ -247,43 +271,43 @@ def measure_cost_here(recipe: Recipe, data: ImageData, process: Process, most: i
     )
 
 
-def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process) -> Recipe:
-    if process.device.type != "cpu":
-        recipe = for_gpu(recipe, seconds)
+def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process, kept: set[str]) -> Recipe:
+    """`fit_to_budget` in each process. All take the same decisions: layers may communicate in each step."""
+    if process.device.type != "cpu" and not recipe.start_from:
+        recipe = for_gpu(recipe, seconds, kept)
     images = len(split_data(recipe, data).train_images)
-    if recipe.batch_size == recipe_for_budget(seconds).batch_size:
+    if "batch_size" not in kept:
         # Few images: at least 20 steps per epoch. The rate goes with the root of the batch size, as noise does.
-        need, free = require_memory(recipe.replace(batch_size=20), data.num_classes, data.shape, process)
+        need, free = require_memory(recipe, data.num_classes, data.shape, process, 20)
         fitting = int(20 * (free / 2 - need.fixed) / max(need.estimate - need.fixed, 1))
-        batch_size = max(20, min(recipe.batch_size, images // 20, fitting))
-        recipe = recipe.replace(batch_size=batch_size, lr=recipe.lr * math.sqrt(batch_size / recipe.batch_size))
+        batch_size = max(20, recipe.accumulate, min(recipe.batch_size, images // 20, fitting))
+        lr = recipe.lr if "lr" in kept else recipe.lr * math.sqrt(batch_size / recipe.batch_size)
+        recipe = recipe.replace(batch_size=batch_size, lr=lr)
     require_memory(recipe, data.num_classes, data.shape, process)
-    if has_choice_of_threads(recipe, process):
+    patience = min(_PATIENCE, _TIMING * seconds)
+    if "threads" not in kept and has_choice_of_threads(recipe, process):
         one = recipe.replace(threads=1)
         with use_threads(1):
-            alone = seconds_per_step(one, data, process, 8)
-        if alone < seconds_per_step(recipe, data, process, 8):
+            alone = seconds_per_step(one, data, process, 8, patience)
+        if alone < seconds_per_step(recipe, data, process, 8, patience):
             recipe = one
     with use_threads(recipe.threads):
-        return _fit_epochs(recipe, seconds, data, process, images)
+        step = seconds_per_step(recipe, data, process, 20, patience)
+        if "bf16" not in kept and process.device.type in ("cpu", "cuda"):
+            low = recipe.replace(bf16=True)
+            if (faster := seconds_per_step(low, data, process, 20, patience)) < _WORTHWHILE * step:
+                recipe, step = low, faster
+        return _with_epochs(recipe, seconds, data, step, seconds_per_evaluation(recipe, data, process))
 
 
-def has_choice_of_threads(recipe: Recipe, process: Process) -> bool:
-    """Whether to time steps with one thread too: it is faster for small steps, and on a busy machine."""
-    is_alone = process.device.type == "cpu" and process.count == 1
-    return is_alone and recipe.threads == 0 and torch.get_num_threads() > 1 and not recipe.compile
-
-
-def _fit_epochs(recipe: Recipe, seconds: float, data: ImageData, process: Process, images: int) -> Recipe:
-    step, evaluation = seconds_per_step(recipe, data, process), seconds_per_evaluation(recipe, data, process)
-    if not recipe.bf16 and process.device.type in ("cpu", "cuda"):
-        low = recipe.replace(bf16=True)
-        if (faster := seconds_per_step(low, data, process)) < _WORTHWHILE * step:
-            recipe, step = low, faster
-    left = seconds * (1 - _RESERVE) - 2 * evaluation  # after the last epoch, and for the results
+def _with_epochs(recipe: Recipe, seconds: float, data: ImageData, step: float, evaluation: float) -> Recipe:
+    """The recipe with as many whole batches as fit."""
+    images = len(split_data(recipe, data).train_images)
+    last = 2 + bool(recipe.validation)  # evaluations at the end: the last epoch, and one or two for the results
+    left = seconds * (1 - _RESERVE) - last * evaluation
     steps = int(left / step)
     if steps < _FEWEST_STEPS:
-        least = (_FEWEST_STEPS * step + 2 * evaluation) / (1 - _RESERVE)
+        least = (_FEWEST_STEPS * step + last * evaluation) / (1 - _RESERVE)
         raise RecipeError(
             f"a budget of {format_seconds(seconds)} is too small: here a step takes {step:.2g} s and an evaluation "
             f"{evaluation:.2g} s; use at least --budget {format_seconds(least * 1.2)}"
@@ -292,27 +316,41 @@ def _fit_epochs(recipe: Recipe, seconds: float, data: ImageData, process: Proces
     affordable = 1 + int(_EVALUATING * left / max(evaluation, 1e-9))
     evaluations = min(_EVALUATIONS, max(1, steps // per_epoch), affordable)
     steps = max(_FEWEST_STEPS, int((left - (evaluations - 1) * evaluation) / step))
-    epochs = -(-steps // per_epoch)
+    # Whole batches: whole epochs and a rest that is left out, or one epoch more and all of them a little shorter.
+    lengths = {
+        epochs: min(per_epoch, steps // epochs) for epochs in (steps // per_epoch, -(-steps // per_epoch)) if epochs
+    }
+    epochs = max(lengths, key=lambda epochs: epochs * lengths[epochs])
     return recipe.replace(
         epochs=epochs,
-        epoch_part=min(1.0, steps / epochs * recipe.batch_size / images),
+        epoch_part=min(1.0, lengths[epochs] * recipe.batch_size / images),
         evaluate_every=-(-epochs // evaluations),
     )
 
 
-def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: int = 20) -> float:
-    """Median time in seconds of a few steps, each with its batch; the trained network is discarded.
+def has_choice_of_threads(recipe: Recipe, process: Process) -> bool:
+    """Whether to time steps with one thread too: it is faster for small steps, and on a busy machine."""
+    is_alone = process.device.type == "cpu" and process.count == 1
+    return is_alone and recipe.threads == 0 and torch.get_num_threads() > 1 and not recipe.compile
+
+
+def seconds_per_step(
+    recipe: Recipe, data: ImageData, process: Process, most: int = 20, patience: float = _PATIENCE
+) -> float:
+    """Median time in seconds of a few steps, each with its batch, without torch.compile; the network is discarded.
 
     Args:
         recipe: the recipe.
         data: training and test images.
-        process: this process among several; it uses its own part of each batch.
+        process: this process among several; it uses its own part of each batch. All get the time of the first one.
         most: largest number of steps.
+        patience: seconds after which no further step begins.
     """
-    used = split_data(recipe, data)
+    used, recipe = split_data(recipe, data), recipe.replace(compile=False)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
-    learner = Learner(recipe, model, Process(process.device), load_teacher(recipe, data, process.device))
+    learner = Learner(recipe, model, process, load_teacher(recipe, data, process.device))
     learner.objective.check(data.shape)
+    learner.wrap()
     model.train()
     times: list[float] = []
     batches = make_batches(recipe, used, process, torch.Generator().manual_seed(recipe.seed))
@@ -324,13 +362,13 @@ def seconds_per_step(recipe: Recipe, data: ImageData, process: Process, most: in
         times.append(time.monotonic() - clock)
         clock = time.monotonic()
         # Fewer steps for large networks. All processes make the same number of them: layers may communicate.
-        if process.broadcast(sum(times) > (2 if len(times) >= 8 else 20)):
+        if process.broadcast(sum(times) > (min(2.0, patience) if len(times) >= 8 else patience)):
             break
-    return statistics.median(times[2:] or times)  # the first steps are slower
+    return process.broadcast(statistics.median(times[2:] or times))  # the first steps are slower
 
 
 def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) -> float:
-    """Estimated time in seconds of an evaluation, measured on at most 2000 images."""
+    """Estimated time in seconds of an evaluation, measured on at most 2000 images by the first process."""
     used = split_data(recipe, data)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
     start = time.monotonic()
@@ -338,7 +376,8 @@ def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) ->
     constants = find_constants(model, plain, recipe, data.shape)
     baked = time.monotonic()
     evaluate(plain, used.test_images[:2000], used.test_labels[:2000], constants)
-    return baked - start + (time.monotonic() - baked) * max(1.0, len(used.test_images) / 2000)
+    found = baked - start + (time.monotonic() - baked) * max(1.0, len(used.test_images) / 2000)
+    return process.broadcast(found)
 
 
 def describe_run(

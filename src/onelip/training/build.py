@@ -316,8 +316,13 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         ) from error
 
 
-def check_same_images(option: str, kept: RunConfig, data: ImageData) -> None:
-    """Raise a RecipeError if the run that an option names has images of another shape or another number of classes."""
+def check_same_images(option: str, kept: RunConfig, recipe: Recipe, data: ImageData) -> None:
+    """Check that the images of another run, which an option names, fit those of a new run.
+
+    Raises:
+        RecipeError: if they have another shape or another number of classes, or if the other run was trained on the
+            validation images of the new one.
+    """
     if kept.shape != data.shape:
         before, now = ("x".join(map(str, shape)) for shape in (kept.shape, data.shape))
         size = f"; --image-size {kept.shape[1]}x{kept.shape[2]} resizes them" if kept.shape[0] == data.shape[0] else ""
@@ -326,6 +331,11 @@ def check_same_images(option: str, kept: RunConfig, data: ImageData) -> None:
         raise RecipeError(
             f"{option}: that run has {len(kept.class_names)} classes, and {data.name} has {data.num_classes}; the "
             "last layer does not fit"
+        )
+    if recipe.validation and kept.fingerprint == data.fingerprint and kept.recipe.validation != recipe.validation:
+        raise RecipeError(
+            f"{option}: that run was trained on validation images of this one; train it with --validation "
+            f"{recipe.validation:g} as well"
         )
 
 

@@ -127,8 +127,10 @@ def _test(constants: Constants, plain: nn.Module, shape: Sequence[int]) -> None:
     slopes = constants.slopes
     if constants.total is None or slopes is None:
         return
-    network = copy.deepcopy(plain).double().eval().requires_grad_(False)
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    device = next((p.device for p in plain.parameters()), torch.device("cpu"))
+    if device.type == "mps":  # has no float64
+        device = torch.device("cpu")
+    network = copy.deepcopy(plain).to(device).double().eval().requires_grad_(False)
 
     def run(x: Tensor) -> Tensor:
         return network(x.to(device)).cpu()

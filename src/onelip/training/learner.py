@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 from onelip.core.errors import RecipeError
-from onelip.core.geometry import LINEAR_LAYERS
 from onelip.data import Augmentation, Batches, DataError, ImageData
 from onelip.optim import LipschitzMuon, keeps_norms, retract_after, unscaled
+from onelip.optim.layers import linear_weights
+from onelip.optim.muon import bfloat16_is_faster
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
 from onelip.training.recipe import Recipe, parse_options
@@ -76,7 +76,10 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -> torch.optim.Optimizer:
+    if "weight_decay" in options:
+        raise ValueError("weight_decay is an option of its own: --weight-decay")
     if recipe.optimizer == "muon":
+        options = {"products": recipe.products, **options}
         decay = recipe.weight_decay
         return LipschitzMuon(model, recipe.lr, momentum=recipe.momentum, weight_decay=decay, **options)
     weights = linear_weights(model)
@@ -93,8 +96,15 @@ def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -
     else:
         optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, **options)
     if recipe.retract_every:
-        retract_after(optimizer, model, every=recipe.retract_every)
+        retract_after(optimizer, model, every=recipe.retract_every, products=recipe.products)
     return optimizer
+
+
+def with_measured_products(recipe: Recipe, device: torch.device) -> Recipe:
+    """The recipe with the faster type of products on a device, so that the same recipe gives the same weights."""
+    if recipe.products != "auto" or not (recipe.optimizer == "muon" or recipe.retract_every):
+        return recipe
+    return recipe.replace(products="bfloat16" if bfloat16_is_faster(device) else "float32")
 
 
 def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
@@ -102,29 +112,6 @@ def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Abst
     if not keeps_norms(optimizer):
         return nullcontext()
     return unscaled(model, convolutions=not isinstance(optimizer, LipschitzMuon))
-
-
-def linear_weights(model: nn.Module) -> list[Tensor]:
-    """The parameter behind the weight of each linear layer: P if a method is applied, else the weight itself.
-
-    Examples:
-        >>> import onelip
-        >>> [tuple(P.shape) for P in linear_weights(nn.Sequential(onelip.nn.AOLLinear(4, 2), nn.Linear(2, 3)))]
-        [(2, 4), (3, 2)]
-    """
-    found: dict[int, Tensor] = {}  # by identity: tied weights count once
-    for module in model.modules():
-        if not isinstance(module, LINEAR_LAYERS):
-            continue
-        if parametrize.is_parametrized(module, "weight"):
-            lists = module.parametrizations
-            assert isinstance(lists, nn.ModuleDict)
-            # The originals belong to the list itself; other learned parameters (log_q) belong to the parametrization.
-            originals = list(lists["weight"].parameters(recurse=False))
-        else:
-            originals = [module.weight]
-        found |= {id(p): p for p in originals}
-    return list(found.values())
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
@@ -200,8 +187,9 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        most = max(1, -(-len(images) // self.recipe.accumulate))
-        *others, last = zip(images.split(most), labels.split(most), strict=True)
+        # As many parts in all processes, which communicate in each: by the size of the whole batch.
+        count = max(1, min(self.recipe.accumulate, batch_size // self.process.count))
+        *others, last = zip(images.tensor_split(count), labels.tensor_split(count), strict=True)
         total = torch.zeros((), device=self.device)
         for part in others:
             with self.network.no_sync() if isinstance(self.network, DistributedDataParallel) else nullcontext():

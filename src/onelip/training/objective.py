@@ -15,7 +15,9 @@ from onelip.losses import OffsetCrossEntropy, call_loss, create_loss, find_loss,
 from onelip.methods.projections import Projection, project
 from onelip.methods.registry import METHODS, Method
 from onelip.models.registry import model_options
-from onelip.training.recipe import Recipe, parse_options
+from onelip.training.recipe import Recipe, is_fast, parse_options
+
+OF_THE_LOSS = ("offset", "temperature", "gradient_clip")  # hyperparameters that go with the loss of a method
 
 
 def resolve_method(recipe: Recipe) -> Method | None:
@@ -30,19 +32,33 @@ def resolve_method(recipe: Recipe) -> Method | None:
 
 
 def with_method(recipe: Recipe, method: str) -> Recipe:
-    """A recipe with another method and the hyperparameters that the authors of the method recommend.
+    """A recipe with another method and the hyperparameters of the method.
 
     Only hyperparameters of the method change (loss, momentum, decay, learning rate), never data, architecture or length
     of the run. Options given beside --method take precedence, and the config records the result.
 
+    `muon`, which a recipe of a budget has, keeps only weights of AOL and Björck orthogonal. All other methods get SGD,
+    for networks `aol-fast` with the rate `Method.fast_lr`.
+
     Examples:
         >>> with_method(Recipe(), "clipping").momentum
         0.0
+        >>> found = with_method(Recipe(optimizer="muon", model="aol-fast-small"), "cayley")
+        >>> found.optimizer, found.lr
+        ('sgd', 0.9)
     """
     if method in ("default", "none", recipe.method):
         return recipe.replace(method=method)
     check_known("method", method, ["default", "none", *sorted(METHODS)])
-    return recipe.replace(method=method, **METHODS[method].hyperparameters)
+    found = METHODS[method]
+    if recipe.optimizer != "muon":
+        return recipe.replace(method=method, **found.hyperparameters)
+    changes = {key: value for key, value in found.hyperparameters.items() if key in OF_THE_LOSS}
+    if found.fast_lr is not None and is_fast(recipe.model):
+        changes |= {"optimizer": "sgd", "momentum": 0.9, "lr": found.fast_lr}
+    elif found.fast_lr is not None:
+        changes = {"optimizer": "sgd", "momentum": 0.9, **found.hyperparameters}
+    return recipe.replace(method=method, **changes)
 
 
 def resolve_loss(recipe: Recipe) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -18,7 +18,7 @@ from onelip.data.registry import known_name
 VERSION = 1  # increased when a field changes its meaning
 
 # Fields that may change when a run is resumed on another machine; the weights then agree up to rounding.
-MACHINE_FIELDS = ("device", "threads", "compile", "channels_last")
+MACHINE_FIELDS = ("device", "threads", "compile", "channels_last", "products")
 
 # Fields that older recipes of this version lack; those runs did what the default does.
 LATER_FIELDS = (
@@ -36,6 +36,7 @@ LATER_FIELDS = (
     "retract_every",
     "teacher",
     "teacher_temperature",
+    "products",
 )
 
 
@@ -101,6 +102,9 @@ class Recipe:
     """With sgd and adamw: move the weights of AOL layers back to orthogonality after every N-th step, and leave the
     rescaling out of the steps between (onelip.optim.retract_after): a step costs about as much as that of the plain
     network. 16 for the learning rate of the paper, fewer for larger rates; 0 for never."""
+    products: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the products of matrices that muon and --retract-every add to a step; auto measures which is faster on
+    this machine, once, before the first step."""
     lr: float = 1e-3
     """Learning rate; its peak with the one-cycle schedule."""
     momentum: float = 0.9
@@ -413,15 +417,53 @@ def recipe_for_budget(seconds: float, data: str = "cifar10") -> Recipe:
     return _FAST.replace(**_row(seconds), data=data, flip=flip)
 
 
-def for_gpu(recipe: Recipe, seconds: float) -> Recipe:
-    """The recipe of a budget with the network for a GPU, which is larger; unchanged if options chose another one.
+def is_fast(model: str) -> bool:
+    """Whether a name is that of a network for budgets, of the family aol-fast."""
+    return model.replace("_", "-").startswith("aol-fast-")
+
+
+# Peak learning rates of other optimizers, and of other networks such as aol-small: results/methods_by_time.json and
+# results/paper_optimizers.json. That of adamw for other networks was not measured.
+_OTHER_RATES = {
+    ("sgd", True): 0.9,
+    ("adamw", True): 0.003,
+    ("muon", False): 0.005,
+    ("sgd", False): 0.005,
+    ("adamw", False): 0.001,
+}
+
+
+def for_choices(recipe: Recipe, model: str | None, optimizer: str | None) -> Recipe:
+    """The recipe of a budget for another network or optimizer: the learning rate depends on both.
 
     Examples:
-        >>> for_gpu(recipe_for_budget(20), 20).model, for_gpu(recipe_for_budget(20).replace(lr=0.1), 20).model
-        ('aol-fast-medium', 'aol-fast-small')
+        >>> for_choices(recipe_for_budget(600), "aol-small", None).lr
+        0.005
+        >>> for_choices(recipe_for_budget(600), None, "sgd").lr
+        0.9
     """
-    is_chosen = any(getattr(recipe, key) != value for key, value in _row(seconds).items())
-    return recipe if is_chosen or recipe.model_options else recipe.replace(**_row(seconds * _GPU_SPEED))
+    model, optimizer = model or recipe.model, optimizer or recipe.optimizer
+    lr = _OTHER_RATES.get((optimizer, is_fast(model)), recipe.lr)
+    momentum = recipe.momentum if optimizer == recipe.optimizer else 0.9
+    if (model, lr, momentum) == (recipe.model, recipe.lr, recipe.momentum) or optimizer not in ("sgd", "adamw", "muon"):
+        return recipe  # an unknown optimizer is refused with the other options
+    return recipe.replace(model=model, optimizer=optimizer, lr=lr, momentum=momentum)
+
+
+def for_gpu(recipe: Recipe, seconds: float, kept: Collection[str] = ()) -> Recipe:
+    """The recipe of a budget with the network for a GPU, which is larger; unchanged if options chose another one.
+
+    Args:
+        recipe: the recipe of the budget, or another one.
+        seconds: the budget.
+        kept: names of fields that were chosen.
+
+    Examples:
+        >>> [for_gpu(recipe_for_budget(20), 20, kept).model for kept in ((), ("lr",))]
+        ['aol-fast-medium', 'aol-fast-small']
+    """
+    row = _row(seconds)
+    return recipe if {*row, "model_options"} & {*kept} else recipe.replace(**_row(seconds * _GPU_SPEED))
 
 
 def _row(seconds: float) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class RunDirectory:
         self.plain = self.path / "plain.safetensors"
         self.results = self.path / "results.json"
         self.teacher = self.path / "teacher"
+        self.teacher_part = self.path / "teacher.part"
 
     @property
     def resume_command(self) -> str:
@@ -168,6 +169,10 @@ def open_run(run: RunDirectory, recipe: Recipe, *, resume: bool) -> Iterator[fro
         raise PathTaken(
             f"{run.path} already contains a run; resume it with `{run.resume_command}`, or choose another --out"
         )
+    elif left := [path.name for path in (run.checkpoint, run.weights, run.plain, run.results) if path.exists()]:
+        raise PathTaken(
+            f"{run.path} contains files of a run ({', '.join(left)}) but no config.json; choose another --out"
+        )
     if run.path.is_file():
         raise PathTaken(f"{run.path} is a file; choose another --out")
     made = [path for path in (run.path, *run.path.parents) if not path.exists()]
@@ -186,7 +191,7 @@ def remove_new(run: RunDirectory, kept: frozenset[str]) -> None:
         run: the directory.
         kept: names of what was there before the run, which stays.
     """
-    folders = (run.teacher, *(run.path / name for name in LOG_FOLDERS))
+    folders = (run.teacher, run.teacher_part, *(run.path / name for name in LOG_FOLDERS))
     for path in (*folders, run.log, run.csv, run.environment, run.checkpoint, run.config):
         if path.name in kept:
             continue

@@ -59,17 +59,12 @@ def load_teacher(recipe: Recipe, data: ImageData, device: torch.device, copy: Pa
     config = run.config
     if not run.is_finished:
         raise RecipeError(f"{option}: this run is not finished; finish it with `{run.directory.resume_command}`")
-    check_same_images(option, config, data)
+    check_same_images(option, config, recipe, data)
     for theirs, ours in zip(config.class_names, data.class_names, strict=True):
         if theirs != ours:
             raise RecipeError(
                 f"{option}: that run has a class {theirs} where {data.name} has {ours}; train it on the same data"
             )
-    if recipe.validation and config.fingerprint == data.fingerprint and config.recipe.validation != recipe.validation:
-        raise RecipeError(
-            f"{option}: it was trained on validation images of this run; train it with --validation "
-            f"{recipe.validation:g} as well"
-        )
     loss = make_loss(config.recipe)
     own = loss.temperature if isinstance(loss, OffsetLoss) else 1.0
     return Teacher(run.plain.to(device), own * recipe.teacher_temperature)
@@ -81,7 +76,9 @@ def copy_teacher(recipe: Recipe, run: RunDirectory) -> None:
         raise PathTaken(
             f"{run.teacher} exists already, and the run stores a copy of its teacher there; choose another --out"
         )
-    teacher = RunDirectory(recipe.teacher)
-    run.teacher.mkdir()
+    teacher, part = RunDirectory(recipe.teacher), run.teacher_part
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
+    part.mkdir()
     for path in (teacher.config, teacher.weights, teacher.plain):
-        shutil.copyfile(path, run.teacher / path.name)
+        shutil.copyfile(path, part / path.name)
+    part.rename(run.teacher)

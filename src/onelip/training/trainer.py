@@ -6,7 +6,7 @@ weights as one that was not, bit for bit, on the same machine with the same numb
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from onelip.training.checkpoint import Position, check_same_data, load_checkpoin
 from onelip.training.display import Display
 from onelip.training.distributed import Process, StopRequest, processes, stop_on_signals, use_threads
 from onelip.training.evaluation import Constants, Effort, Evaluation, evaluate, find_constants
-from onelip.training.learner import Learner, learning_rate, make_batches
+from onelip.training.learner import Learner, learning_rate, make_batches, with_measured_products
 from onelip.training.loggers import LOGGERS, check_loggers
 from onelip.training.recipe import Recipe
 from onelip.training.run_directory import (
@@ -57,6 +57,7 @@ def train(
     *,
     resume: bool = False,
     budget: float | None = None,
+    chosen: Collection[str] = (),
     data: ImageData | None = None,
     data_root: str | Path | None = None,
     display: Display | None = None,
@@ -76,6 +77,7 @@ def train(
         resume: continue from the last checkpoint, if there is one.
         budget: seconds of steps and evaluations. The number of epochs of the recipe is then chosen from the measured
             speed, before the run starts; see `onelip.training.recipe_for_budget`.
+        chosen: names of fields of the recipe that a budget must not change; see `onelip.training.fit_to_budget`.
         data: the images; by default loaded by the recipe's name.
         data_root: directory of named data sets; a resumed run remembers it.
         display: shows the progress; None shows nothing.
@@ -104,6 +106,8 @@ def train(
         kept = read_config(run)
         import_needed(kept, run, is_trained=True)
         data_root = data_root or kept.data_root
+        if recipe.products == "auto":
+            recipe = recipe.replace(products=kept.recipe.products)
     elif recipe.start_from:
         start = RunDirectory(recipe.start_from)
         import_needed(read_config(start), start, is_trained=True)
@@ -115,7 +119,7 @@ def train(
             data = process.run_on_all(_load_data, recipe, data_root, run, resume)
             recipe = recipe.replace(data=absolute_source(recipe.data))
         if recipe.start_from and not resume:
-            check_same_images("--start-from", read_config(RunDirectory(recipe.start_from)), data)
+            check_same_images("--start-from", read_config(RunDirectory(recipe.start_from)), recipe, data)
         gpu = [process.device] if process.device.type == "cuda" else []
         # fork_rng: the caller's random numbers are not changed.
         with ExitStack() as opened, torch.random.fork_rng(devices=gpu), use_threads(recipe.threads):
@@ -125,9 +129,10 @@ def train(
             slower = 0  # number of threads
             if budget is not None:
                 choices = {1, torch.get_num_threads()} if has_choice_of_threads(recipe, process) else set()
-                recipe = fit_to_budget(recipe, budget, data, process)
+                recipe = fit_to_budget(recipe, budget, data, process, chosen)
                 opened.enter_context(use_threads(recipe.threads))
                 slower = max(choices - {torch.get_num_threads()}, default=0)
+            recipe = with_measured_products(recipe, process.device)
             memory = process.run_on_all(require_memory, recipe, data.num_classes, data.shape, process)
             if process.broadcast(shown.console is not None) and not resume:
                 # By all processes: steps are timed, and layers may communicate.

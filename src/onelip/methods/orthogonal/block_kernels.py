@@ -317,6 +317,7 @@ register_method(
         apply=bcop,
         options=({"steps": 1}, {"lipschitz": 0.5}),
         paper=PaperRow(E="no", F="yes", G="yes", M="yes", notes={"E": 4}),
+        fast_lr=2.7,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
         note="strides that divide the kernel size; at least 2 channels",
     )
@@ -417,6 +418,7 @@ register_method(
         guarantee="proved",
         apply=aoc,
         options=({"steps": 1}, {"lipschitz": 0.5}),
+        fast_lr=2.7,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a matrix matters
         note="any stride, groups, dilation, transposed; at least 2 channels",
     )

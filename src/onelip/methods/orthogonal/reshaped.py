@@ -258,6 +258,7 @@ register_method(
         apply=oni,
         options=({"steps": 2}, {"lipschitz": 0.5}),
         paper=PaperRow(E="no", F="partly", G="yes", M="yes", notes={"F": 2}),
+        fast_lr=2.7,
         hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters
         note="convolutions as reshaped kernels, divided by the root of their overlap",
     )
@@ -356,6 +357,7 @@ register_method(
         guarantee="proved",
         apply=cholesky,
         options=({"relative": 1e-6}, {"lipschitz": 0.5}),
+        fast_lr=0.9,
         hyperparameters={"lr": 0.1, "weight_decay": 0.0},  # only the direction of a matrix matters
         note="convolutions as reshaped kernels, divided by the root of their overlap",
     )

@@ -420,6 +420,7 @@ METHOD = register_method(
         options=({"terms": 4}, {"terms": 12, "norm": 3.0}, {"lipschitz": 0.5}),
         replaces=True,
         paper=PaperRow(E="no", F="partly", G="partly", M="yes", notes={"F": 2, "G": 7}),
+        fast_lr=2.7,
         hyperparameters={
             "lr": 0.1,
             "momentum": 0.9,
@@ -449,6 +450,7 @@ register_method(
         certificate="pairs",
         activation=Householder,
         head=lln,
+        fast_lr=0.9,
         hyperparameters={**METHOD.hyperparameters, "offset": 0.0, "temperature": 1.0},
         note="layers of SOC; certified per pair of classes",
     )
