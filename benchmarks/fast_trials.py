@@ -10,8 +10,8 @@ is in the file already is not run again. Seconds are those of the CPU, because t
 
 The second part gives each method the same network, augmentation, batch size and CPU seconds. The learning rate follows
 the seconds that are used, so it reaches zero with the budget whatever a step costs. Its peak is the best on the
-held-out images, at one seed: the search starts at the same rate for all, and triples or divides it by three until it
-gets worse. Test images are used for the table only, with three seeds at the best rate.
+held-out images, at one seed: the search starts at one rate for each optimizer, and triples or divides it by three until
+it gets worse. Test images are used for the table only, with three seeds at the best rate.
 
 The third part trains a narrow AOL-Small with SGD: the exact scale of AOL in each step, against P itself with R2 after
 every k-th step (`--retract-every`).

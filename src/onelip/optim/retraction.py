@@ -48,8 +48,8 @@ def retract_after(
         retraction: "r1", "r2" (`onelip.optim.retract`) after the step, or None.
         tangent: project the gradients to the tangent space before the step (`onelip.optim.tangent`).
         every: retract after every `every`-th step of a parameter. The count is part of the state of the optimizer. The
-            larger the learning rate, the smaller it must be: with the rates of the paper 16 loses nothing, and with ten
-            times these rates training diverges.
+            larger the learning rate, the smaller it must be: 16 for the rate of the paper, 0.001, and 4 for 0.01
+            (results/retract_every.json).
         products: type of the products with the correction $P^\\top P - I$ of matrices: "float32", "bfloat16", or "auto"
             for bfloat16 where it is measured to be faster, at the first retraction; the choice becomes part of the
             state. The Gram matrix always has the precision of the parameter. Near orthogonality the correction is
@@ -108,8 +108,8 @@ def retract_after(
 def keeps_norms(optimizer: Optimizer) -> bool:
     """Whether an optimizer keeps the norms of orthogonal layers near 1, so that training can leave AOL out.
 
-    True for `retract_after` with R2, and for `LipschitzMuon` with R2 at every step or along tangents: a step of rate
-    $\\eta$ along a tangent changes the square of the norm by about $\\eta^2$.
+    True for `retract_after` with R2, and for `LipschitzMuon` with R2 at every step or along projected directions, along
+    which the norms drift slowly.
     """
     if isinstance(optimizer, LipschitzMuon):
         groups = optimizer.param_groups
