@@ -133,14 +133,26 @@ class Trials:
         self.data: ImageData = validation_split(self.all, 0.1)
         self.process = Process(torch.device("cpu"))
 
-    def run(self, recipe: Recipe, seconds: float | None = None, curve_points: int = 0) -> dict[str, Any]:
+    def run(
+        self,
+        recipe: Recipe,
+        seconds: float | None = None,
+        curve_points: int = 0,
+        make_optimizer: Callable[[nn.Module], Any] | None = None,
+        is_annealed: bool = True,
+    ) -> dict[str, Any]:
         """One run: the epochs of the recipe, or a number of CPU seconds. Accuracies are those of held-out images.
 
         With `curve_points`, the network is evaluated as often during the run, and the result has a "curve".
+        `make_optimizer` replaces the optimizer of the recipe; if it is not annealed, its rate stays at the peak.
         """
         torch.manual_seed(recipe.seed)
         model = build_model(recipe, self.data.num_classes, self.data.shape)
         learner = Learner(recipe, model.train(), self.process)
+        if make_optimizer is not None:
+            learner.optimizer = make_optimizer(model)
+        to_train, to_eval = (getattr(learner.optimizer, name, lambda: None) for name in ("train", "eval"))
+        to_train()  # schedule-free optimizers evaluate other weights than they train
         loader = make_batches(recipe, self.data, self.process, torch.Generator().manual_seed(recipe.seed))
         steps, planned = 0, recipe.epochs * len(loader)
         curve: list[dict[str, float]] = []
@@ -150,6 +162,8 @@ class Trials:
             if used >= 1:
                 break
             rate = learning_rate(recipe, int(used * 10**6), 10**6)
+            if not is_annealed and used >= recipe.warmup:
+                rate = recipe.lr
             loss = learner.step(batch.images, batch.labels, batch_size=len(batch), progress=used, lr=rate)
             steps += 1
             if not math.isfinite(loss):
@@ -158,6 +172,7 @@ class Trials:
                 found = self._evaluate(model, recipe, self.data)
                 curve.append({"epoch": round(steps / len(loader), 3), "cra_36": found.cra["36/255"] or 0.0})
                 model.train()
+        to_eval()
         times = {"cpu_seconds": round(time.process_time() - cpu, 1), "wall_seconds": round(time.monotonic() - wall, 1)}
         held_out, test = (self._evaluate(model, recipe, data) for data in (self.data, self.all))
         return {
