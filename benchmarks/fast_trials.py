@@ -52,7 +52,7 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "optimizer_options":
 # One setting changed at a time.
 PAIRS: dict[str, dict[str, Any]] = {
     "base": {},
-    "float32 in steps and optimizer": {"bf16": False, "optimizer_options": ("products=float32",)},
+    "float32 in steps and optimizer": {"bf16": False, "products": "float32"},
     "R1 instead of R2": {"optimizer_options": ("retraction=r1",)},
     "tangent projection without retraction": {"optimizer_options": ("retraction=null",)},
     "neither retraction nor tangent projection": {"optimizer_options": ("retraction=null", "tangent=false")},
@@ -94,7 +94,7 @@ INGREDIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "aol, orthogonal steps": ("aol", {**_only(orthogonalize=2), "lr": BASE.lr}),
     "aol, Muon (R2, tangent, orthogonal steps)": ("aol", MUON),
     "aol, Muon, no batch centring": ("aol", {**MUON, **WITHOUT_CENTRING}),
-    "aol, Muon, float32": ("aol", {**MUON, "bf16": False, "optimizer_options": ("products=float32",)}),
+    "aol, Muon, float32": ("aol", {**MUON, "bf16": False, "products": "float32"}),
     "aol, AdamW": ("aol", ADAMW),
     "bjorck, Muon": ("bjorck", MUON),
     "bcop, AdamW": ("bcop", ADAMW),

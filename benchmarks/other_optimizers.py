@@ -126,6 +126,7 @@ def main() -> None:
         def score(
             rate: float, seed: int = 0, make: Any = make, is_annealed: bool = is_annealed, runs: Any = runs
         ) -> float:
+            found: dict[str, Any]
             try:
                 found = trials.run(RECIPE.replace(lr=rate, seed=seed), args.seconds, 0, make, is_annealed)
             except Diverged as error:

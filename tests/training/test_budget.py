@@ -23,6 +23,7 @@ from onelip.training import (
     train,
 )
 from onelip.training.distributed import Process
+from onelip.training.objective import with_method
 from onelip.training.recipe import format_seconds, parse_seconds
 
 TINY = ("widths=[8,8,8]", "depths=[1,1,1]")
@@ -128,8 +129,12 @@ def test_a_gpu_gets_a_larger_network(monkeypatch, digits):
     gpu, recipe = Process(torch.device("cuda")), recipe_for_budget(60, "digits")
     found = {device: fit_to_budget(recipe, 60, digits, device).model for device in (CPU, gpu)}
     assert found == {CPU: "aol-fast-small", gpu: "aol-fast-large"}
-    for chosen in ({"model": "aol-small"}, {"lr": 0.01}, {"model_options": ("overlap=0",)}):
+    for chosen in ({"model": "aol-small"}, {"model_options": ("overlap=0",)}):
         assert fit_to_budget(recipe.replace(**chosen), 60, digits, gpu).model == chosen.get("model", recipe.model)
+    kept = fit_to_budget(recipe.replace(lr=0.01, hue=0.3), 60, digits, gpu)
+    assert (kept.model, kept.lr, kept.hue) == ("aol-fast-large", 0.01, 0.3)
+    cayley = fit_to_budget(with_method(recipe, "cayley"), 60, digits, gpu, {"method"})
+    assert (cayley.model, cayley.lr) == ("aol-fast-large", pytest.approx(0.9 * (cayley.batch_size / 500) ** 0.5))
 
 
 def test_small_data_get_small_batches(monkeypatch, digits):
@@ -238,6 +243,9 @@ def test_the_recipe_of_a_budget(capsys):
         (("--optimizer", "adamw"), "adamw", "0.003", "0.9"),
         (("--model", "aol-small", "--optimizer", "sgd"), "sgd", "0.005", "0.9"),
         (("--method", "cayley"), "sgd", "0.9", "0.9"),
+        (("--method", "cayley", "--optimizer", "sgd"), "sgd", "0.9", "0.9"),
+        (("--method", "cayley", "--optimizer", "muon"), "muon", "0.06", "0.8"),
+        (("--method", "lln"), "sgd", "0.06", "0.9"),
         (("--method", "bjorck"), "muon", "0.06", "0.8"),
         (("--method", "cayley", "--model", "aol-small"), "sgd", "0.02", "0.9"),
         (("--model", "aol-fast-large"), "muon", "0.06", "0.8"),

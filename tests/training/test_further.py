@@ -16,7 +16,9 @@ from onelip.data import load_data
 from onelip.training import Recipe, RunDirectory, build_model, load_run, read_config, read_log, train
 from onelip.training.learner import Learner, WeightAverage
 
-FAST = SMALL.replace(model="aol-fast-small", model_options=("widths=[8,8,8]", "depths=[1,1,1]"), optimizer="muon")
+FAST = SMALL.replace(
+    model="aol-fast-small", model_options=("widths=[8,8,8]", "depths=[1,1,1]"), optimizer="muon", products="float32"
+)
 
 
 def weights(path):

@@ -94,6 +94,7 @@ def _describe(method: "Method") -> str:
         ("loss", method.loss or ""),
         ("radii by", _RADII[method.certificate]),
         ("hyperparameters", ", ".join(f"{key} {option_text(value)}" for key, value in method.hyperparameters.items())),
+        ("with --budget", "" if method.fast_lr is None else f"SGD, lr {method.fast_lr:g} for aol-fast networks"),
         ("note", method.note),
         ("paper's table", f"{marks} (efficiency, formal guarantee, generality, modularity)" if marks else ""),
         ("", notes),

@@ -17,6 +17,7 @@ from onelip.core.errors import Diverged, OtherProcessFailed, RecipeError, Stoppe
 from onelip.training.recipe import (
     DEFAULT_BUDGET,
     Recipe,
+    changed_fields,
     default_preset,
     for_choices,
     parse_seconds,
@@ -75,6 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     from onelip.training.trainer import train
 
     is_first = os.environ.get("RANK", "0") == "0"
+    budget = None if command.budget is None else parse_seconds(command.budget)
     out = command.resume or command.out or new_run_directory(f"{Path(command.recipe.data).stem}-{command.recipe.model}")
     console = make_console(stderr=command.json)
     display = Display(console)
@@ -85,8 +87,8 @@ def run(arguments: Sequence[str]) -> int:
                 command.recipe,
                 out,
                 resume=command.resume is not None,
-                budget=None if command.budget is None else parse_seconds(command.budget),
-                chosen=_named(arguments),
+                budget=budget,
+                chosen=None if budget is None else _chosen(command.recipe, budget, arguments),
                 data_root=command.data_root,
                 display=display,
                 log=command.log,
@@ -155,19 +157,22 @@ def _defaults(arguments: Sequence[str]) -> Train:
             if given and not known.epochs:
                 raise RecipeError(f"--{name} needs --epochs: without it, the run has a budget of {budget}")
         usual = recipe_for_budget(parse_seconds(budget), known.data or "digits")
-        starting = for_choices(usual, known.model, known.optimizer)
+        starting = for_choices(usual, known.model, None)
     if known.method is not None:
         from onelip.training.objective import with_method
 
         starting = with_method(starting, known.method)
+    if budget and not known.start_from and known.optimizer not in (None, starting.optimizer):
+        starting = for_choices(starting, None, known.optimizer)
     return Train(starting, budget=None if known.epochs else budget, data_root=root)
 
 
-def _named(arguments: Sequence[str]) -> set[str]:
-    """The names of the options in the arguments, as fields of a recipe."""
+def _chosen(recipe: Recipe, budget: float, arguments: Sequence[str]) -> set[str]:
+    """The names of the fields of a recipe that a budget keeps: options that are named, and those of --start-from."""
     flags = (argument.partition("=")[0].replace("-", "_") for argument in arguments if argument.startswith("--"))
     names = {flag.removeprefix("__") for flag in flags}
-    return names | {name.removeprefix("no_") for name in names}
+    names |= {name.removeprefix("no_") for name in names}
+    return names | changed_fields(recipe, budget) if recipe.start_from else names
 
 
 def _check_resume(command: Train) -> None:

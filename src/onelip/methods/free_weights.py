@@ -137,9 +137,9 @@ register_method(
         apply=track,
         loss="emma",
         certificate="pairs",
+        fast_lr=0.3,
         # The derivative of a product of norms grows with the product: up to 130 on digits. The authors also clip at 3;
         # without clipping a learning rate that is right at first is too high later.
-        fast_lr=0.3,
         hyperparameters={**_PLAIN, "lr": 6e-3, "gradient_clip": 3.0},
         note="bound of the stored weights in evaluation, per pair of classes",
     )

@@ -433,8 +433,8 @@ register_method(
         apply=spectral_norm_reshaped,
         options=({"overlap": True}, {"iterations": 3, "lipschitz": 0.5}),
         train_equals_eval=False,
-        # The constant of a layer can be sqrt(taps), so the loss asks for a larger margin than with constant 1.
         fast_lr=0.3,
+        # The constant of a layer can be sqrt(taps), so the loss asks for a larger margin than with constant 1.
         hyperparameters={"lr": 0.01, "weight_decay": 0.0, "offset": 2.0, "temperature": 0.5},
         note="bound of the stored weights in evaluation, up to sqrt(taps); overlap=true divides by it",
     )

@@ -412,10 +412,10 @@ register_method(
         options=({"p": 1}, {"p": math.inf}, {"lipschitz": 0.5}),
         train_equals_eval=False,
         paper=PaperRow(E="no", F="partly", G="yes", M="no", notes={"F": 2}),
+        fast_lr=0.3,
         # Weight decay would move weights inside the ball, and the ball is the regulariser here. With a loss that
         # always rewards more margin, the largest singular value grows in each step, and the division makes all others
         # shrink, in 3x3 layers to a tenth. So the loss is nearly a hinge: images with their margin contribute nothing.
-        fast_lr=0.3,
         hyperparameters={"lr": 1e-3, "weight_decay": 0.0, "offset": 0.3, "temperature": 0.02},
         note="p = 2: eval mode divides by the proved bound; p = 1, inf: bound of the stored weights",
     )
@@ -563,8 +563,8 @@ register_method(
         apply=parseval,
         options=({"beta": 3e-4}, {"rows": 0.3}),
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
-        # After a long step the retraction may not converge.
         fast_lr=0.9,
+        # After a long step the retraction may not converge.
         hyperparameters={"lr": 0.2, "weight_decay": 0.0, "gradient_clip": 1.0},
         note="bound of the stored weights in evaluation",
     )

@@ -79,8 +79,8 @@ class Method:
         paper: row of the property table of the AOL paper.
         hyperparameters: fields of a training recipe, recommended by the authors or best on held-out images; used where
             the user gives none.
-        fast_lr: learning rate of SGD with momentum 0.9 for networks `aol-fast` and 500 images, the best in
-            results/methods_by_time.json. None to train them with `onelip.optim.LipschitzMuon`, as for AOL.
+        fast_lr: learning rate of SGD with momentum 0.9 for networks `aol-fast` and batches of 500 images, used with
+            `--budget`: the best in results/methods_by_time.json. None to use the `hyperparameters`.
         loss: name of the loss of the method (`onelip.losses.list_losses()`); None for the loss of the recipe.
         loss_options: options of that loss that differ from its defaults.
         certificate: "constant": radii are margin / (sqrt(2) L); "pairs": from the distances of the rows of the last

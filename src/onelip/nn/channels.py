@@ -297,6 +297,7 @@ class BatchCentering(LipschitzModule):
     """
 
     proved_constant = 1.0
+    of_all_processes = True
 
     running_mean: Tensor
 
@@ -310,7 +311,6 @@ class BatchCentering(LipschitzModule):
         super().__init__()
         self.num_features = check_integer("num_features", num_features)
         self.momentum = check_number("momentum", momentum, 0, 1)
-        self.of_all_processes = True
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
 
     @property

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed as dist, nn
@@ -20,7 +20,7 @@ from onelip.optim.operators import (
 )
 
 Products = Literal["auto", "float32", "bfloat16"]
-PRODUCTS = ("auto", "float32", "bfloat16")
+PRODUCTS: tuple[str, ...] = get_args(Products)
 
 
 class LipschitzMuon(Optimizer):

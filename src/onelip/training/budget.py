@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
 from onelip.training.objective import resolve_method
-from onelip.training.recipe import Recipe, for_gpu, format_seconds, recipe_for_budget
+from onelip.training.recipe import Recipe, changed_fields, for_gpu, format_seconds, is_fast
 from onelip.training.teacher import load_teacher
 
 _STATES = {"sgd": 1, "muon": 1, "adamw": 2}  # tensors of the optimizer for each parameter
@@ -162,7 +162,7 @@ def require_memory(
     if process.device.type == "cpu":
         free /= int(os.environ.get("LOCAL_WORLD_SIZE", process.count))
     (taken,) = process.max_over_ranks(-round(min(free, 2.0**60)))  # so that all decide alike
-    free = float(-taken)
+    free = free if math.isinf(free) else float(-taken)
     batch_size = batch_size or recipe.batch_size
     need = step_memory(recipe, num_classes, shape, free, -(-batch_size // process.count))
     if need.least <= free:
@@ -170,7 +170,7 @@ def require_memory(
     advice = []
     if need.fixed < free and (fewer := int((free - need.fixed) / max(need.saved, 1) * batch_size * 0.6)):
         advice.append(f"--batch-size {fewer}, --accumulate {-(-batch_size // fewer)}")
-    if need.fixed > free / 4 and not recipe.model.startswith("aol-fast"):
+    if need.fixed > free / 4 and not is_fast(recipe.model):
         advice.append("--budget 10m without --model, which takes a network sized to the images,")
     if max(shape[1:]) > 64 and _fixed_memory(recipe, num_classes, (shape[0], 64, 64))[1] < free / 2:
         advice.append("--image-size 64")
@@ -197,11 +197,11 @@ _FEWEST_STEPS = 20  # fewer train nothing
 _WORTHWHILE = 0.9  # bfloat16 is used where it takes at most this part of the time of a step
 _RESERVE = 0.03  # of the budget, for checkpoints and for steps that are slower than the measured ones
 _PATIENCE = 20.0  # seconds after which no further step is timed
-_TIMING = 0.05  # part of the budget, at most, after which no further step is timed
+_TIMING = 0.05  # part of the budget after which no further step of one timing begins; there are up to four
 
 
 def fit_to_budget(
-    recipe: Recipe, seconds: float, data: ImageData, process: Process, chosen: Collection[str] = ()
+    recipe: Recipe, seconds: float, data: ImageData, process: Process, chosen: Collection[str] | None = None
 ) -> Recipe:
     """The recipe with as many epochs as fit into a budget on this machine.
 
@@ -213,16 +213,14 @@ def fit_to_budget(
         seconds: of the steps and evaluations; loading the data and the timing itself are not part of it.
         data: training and test images.
         process: this process among several; the first one decides for all.
-        chosen: names of fields of the recipe that must stay as they are, though they have the values of
-            `recipe_for_budget`; fields with other values stay in any case.
+        chosen: names of fields of the recipe that must stay as they are. Default: those whose values are not those of
+            `recipe_for_budget`.
 
     Raises:
         RecipeError: if the budget is too small.
     """
-    usual = recipe_for_budget(seconds, recipe.data)
-    kept = {*chosen, *(f.name for f in fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name))}
-    recipe = process.run_on_all(_fit, recipe, seconds, data, process, kept)
-    return process.broadcast(recipe)
+    kept = changed_fields(recipe, seconds) if chosen is None else chosen
+    return process.broadcast(process.run_on_all(_fit, recipe, seconds, data, process, kept))
 
 
 @dataclass(frozen=True)
@@ -271,7 +269,7 @@ def measure_cost_here(recipe: Recipe, data: ImageData, process: Process, most: i
     )
 
 
-def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process, kept: set[str]) -> Recipe:
+def _fit(recipe: Recipe, seconds: float, data: ImageData, process: Process, kept: Collection[str]) -> Recipe:
     """`fit_to_budget` in each process. All take the same decisions: layers may communicate in each step."""
     if process.device.type != "cpu" and not recipe.start_from:
         recipe = for_gpu(recipe, seconds, kept)
@@ -344,7 +342,7 @@ def seconds_per_step(
         data: training and test images.
         process: this process among several; it uses its own part of each batch. All get the time of the first one.
         most: largest number of steps.
-        patience: seconds after which no further step begins.
+        patience: seconds after which no step after the third begins.
     """
     used, recipe = split_data(recipe, data), recipe.replace(compile=False)
     model = trial_model(recipe, data.num_classes, data.shape, process.device)
@@ -362,7 +360,8 @@ def seconds_per_step(
         times.append(time.monotonic() - clock)
         clock = time.monotonic()
         # Fewer steps for large networks. All processes make the same number of them: layers may communicate.
-        if process.broadcast(sum(times) > (min(2.0, patience) if len(times) >= 8 else patience)):
+        enough = min(2.0, patience) if len(times) >= 8 else patience if len(times) >= 3 else _PATIENCE
+        if process.broadcast(sum(times) > enough):
             break
     return process.broadcast(statistics.median(times[2:] or times))  # the first steps are slower
 

@@ -76,12 +76,12 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -> torch.optim.Optimizer:
-    if "weight_decay" in options:
-        raise ValueError("weight_decay is an option of its own: --weight-decay")
+    for name in ("weight_decay", "products"):
+        if name in options:
+            raise ValueError(f"{name} is an option of its own: --{name.replace('_', '-')}")
     if recipe.optimizer == "muon":
-        options = {"products": recipe.products, **options}
-        decay = recipe.weight_decay
-        return LipschitzMuon(model, recipe.lr, momentum=recipe.momentum, weight_decay=decay, **options)
+        own = {"momentum": recipe.momentum, "weight_decay": recipe.weight_decay, "products": recipe.products}
+        return LipschitzMuon(model, recipe.lr, **own, **options)
     weights = linear_weights(model)
     chosen = {id(weight) for weight in weights}
     rest = [p for p in model.parameters() if id(p) not in chosen]

@@ -17,6 +17,7 @@ from onelip.methods.registry import METHODS, Method
 from onelip.models.registry import model_options
 from onelip.training.recipe import Recipe, is_fast, parse_options
 
+KEPT_BY_MUON = ("aol", "bjorck")  # methods whose weights `onelip.optim.LipschitzMuon` keeps orthogonal
 OF_THE_LOSS = ("offset", "temperature", "gradient_clip")  # hyperparameters that go with the loss of a method
 
 
@@ -37,8 +38,8 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
     Only hyperparameters of the method change (loss, momentum, decay, learning rate), never data, architecture or length
     of the run. Options given beside --method take precedence, and the config records the result.
 
-    `muon`, which a recipe of a budget has, keeps only weights of AOL and Björck orthogonal. All other methods get SGD,
-    for networks `aol-fast` with the rate `Method.fast_lr`.
+    `muon`, which a recipe of a budget has, keeps only weights of AOL and Björck orthogonal. All other methods get SGD:
+    for networks `aol-fast` with the rate `Method.fast_lr`, where it is known, else with their hyperparameters.
 
     Examples:
         >>> with_method(Recipe(), "clipping").momentum
@@ -56,7 +57,7 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
     changes = {key: value for key, value in found.hyperparameters.items() if key in OF_THE_LOSS}
     if found.fast_lr is not None and is_fast(recipe.model):
         changes |= {"optimizer": "sgd", "momentum": 0.9, "lr": found.fast_lr}
-    elif found.fast_lr is not None:
+    elif method not in KEPT_BY_MUON:
         changes = {"optimizer": "sgd", "momentum": 0.9, **found.hyperparameters}
     return recipe.replace(method=method, **changes)
 

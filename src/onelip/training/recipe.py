@@ -101,7 +101,7 @@ class Recipe:
     retract_every: int = 0
     """With sgd and adamw: move the weights of AOL layers back to orthogonality after every N-th step, and leave the
     rescaling out of the steps between (onelip.optim.retract_after): a step costs about as much as that of the plain
-    network. 16 for the learning rate of the paper, fewer for larger rates; 0 for never."""
+    network. 16 for the learning rate of the paper, 4 for 0.01; 0 for never."""
     products: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the products of matrices that muon and --retract-every add to a step; auto measures which is faster on
     this machine, once, before the first step."""
@@ -422,13 +422,14 @@ def is_fast(model: str) -> bool:
     return model.replace("_", "-").startswith("aol-fast-")
 
 
-# Peak learning rates of other optimizers, and of other networks such as aol-small: results/methods_by_time.json and
-# results/paper_optimizers.json. That of adamw for other networks was not measured.
-_OTHER_RATES = {
+# Peak learning rates by optimizer and for networks of the family or others, such as aol-small, with AOL: the best in
+# results/methods_by_time.json and results/paper_optimizers.json. That of adamw for other networks was not measured.
+_RATES = {
+    ("muon", True): 0.06,
     ("sgd", True): 0.9,
     ("adamw", True): 0.003,
     ("muon", False): 0.005,
-    ("sgd", False): 0.005,
+    ("sgd", False): 0.01,
     ("adamw", False): 0.001,
 }
 
@@ -443,11 +444,22 @@ def for_choices(recipe: Recipe, model: str | None, optimizer: str | None) -> Rec
         0.9
     """
     model, optimizer = model or recipe.model, optimizer or recipe.optimizer
-    lr = _OTHER_RATES.get((optimizer, is_fast(model)), recipe.lr)
-    momentum = recipe.momentum if optimizer == recipe.optimizer else 0.9
-    if (model, lr, momentum) == (recipe.model, recipe.lr, recipe.momentum) or optimizer not in ("sgd", "adamw", "muon"):
-        return recipe  # an unknown optimizer is refused with the other options
-    return recipe.replace(model=model, optimizer=optimizer, lr=lr, momentum=momentum)
+    is_same = optimizer == recipe.optimizer and is_fast(model) == is_fast(recipe.model)
+    if is_same or (optimizer, True) not in _RATES:  # an unknown optimizer is refused with the other options
+        return recipe.replace(model=model)
+    momentum = 0.8 if optimizer == "muon" else 0.9
+    return recipe.replace(model=model, optimizer=optimizer, lr=_RATES[optimizer, is_fast(model)], momentum=momentum)
+
+
+def changed_fields(recipe: Recipe, seconds: float) -> set[str]:
+    """The names of the fields that differ from `recipe_for_budget`.
+
+    Examples:
+        >>> changed_fields(recipe_for_budget(20).replace(lr=0.1), 20)
+        {'lr'}
+    """
+    usual = recipe_for_budget(seconds, recipe.data)
+    return {f.name for f in dataclasses.fields(recipe) if getattr(recipe, f.name) != getattr(usual, f.name)}
 
 
 def for_gpu(recipe: Recipe, seconds: float, kept: Collection[str] = ()) -> Recipe:
@@ -459,15 +471,19 @@ def for_gpu(recipe: Recipe, seconds: float, kept: Collection[str] = ()) -> Recip
         kept: names of fields that were chosen.
 
     Examples:
-        >>> [for_gpu(recipe_for_budget(20), 20, kept).model for kept in ((), ("lr",))]
+        >>> [for_gpu(recipe_for_budget(20), 20, kept).model for kept in ((), ("model",))]
         ['aol-fast-medium', 'aol-fast-small']
     """
-    row = _row(seconds)
-    return recipe if {*row, "model_options"} & {*kept} else recipe.replace(**_row(seconds * _GPU_SPEED))
+    if "model" in kept or "model_options" in kept:
+        return recipe
+    row = _row(seconds * _GPU_SPEED)
+    if recipe.optimizer != "muon":
+        del row["lr"]  # that of another optimizer or method
+    return recipe.replace(**{name: value for name, value in row.items() if name not in kept})
 
 
 def _row(seconds: float) -> dict[str, Any]:
-    return [changes for start, changes in _BY_BUDGET if seconds >= start][-1]
+    return dict([changes for start, changes in _BY_BUDGET if seconds >= start][-1])
 
 
 def parse_seconds(text: str) -> float:
@@ -548,5 +564,5 @@ def default_preset(data: str | None, model: str | None) -> str | None:
         return "teacher"
     if data in (None, "digits"):
         return "digits"
-    is_other = model is not None and not model.startswith("aol-fast")
+    is_other = model is not None and not is_fast(model)
     return "paper" if is_other and known_name(data) is not None else None

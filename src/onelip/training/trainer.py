@@ -57,7 +57,7 @@ def train(
     *,
     resume: bool = False,
     budget: float | None = None,
-    chosen: Collection[str] = (),
+    chosen: Collection[str] | None = None,
     data: ImageData | None = None,
     data_root: str | Path | None = None,
     display: Display | None = None,
@@ -128,7 +128,8 @@ def train(
             kept = process.run_on_all(lambda: opened.enter_context(opening) if process.is_first else frozenset[str]())
             slower = 0  # number of threads
             if budget is not None:
-                choices = {1, torch.get_num_threads()} if has_choice_of_threads(recipe, process) else set()
+                has_choice = has_choice_of_threads(recipe, process) and "threads" not in (chosen or ())
+                choices = {1, torch.get_num_threads()} if has_choice else set()
                 recipe = fit_to_budget(recipe, budget, data, process, chosen)
                 opened.enter_context(use_threads(recipe.threads))
                 slower = max(choices - {torch.get_num_threads()}, default=0)
