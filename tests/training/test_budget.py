@@ -241,7 +241,7 @@ def test_the_recipe_of_a_budget(capsys):
         (("--model", "aol-small"), "muon", "0.005", "0.8"),
         (("--optimizer", "sgd"), "sgd", "0.9", "0.9"),
         (("--optimizer", "adamw"), "adamw", "0.003", "0.9"),
-        (("--model", "aol-small", "--optimizer", "sgd"), "sgd", "0.005", "0.9"),
+        (("--model", "aol-small", "--optimizer", "sgd"), "sgd", "0.01", "0.9"),
         (("--method", "cayley"), "sgd", "0.9", "0.9"),
         (("--method", "cayley", "--optimizer", "sgd"), "sgd", "0.9", "0.9"),
         (("--method", "cayley", "--optimizer", "muon"), "muon", "0.06", "0.8"),
