@@ -41,7 +41,7 @@ def main() -> None:
         "wall_seconds": args.wall_seconds,
         "accuracy": found.accuracy,
         "cra": found.cra,
-        "recipe": recipe.to_json(),
+        "recipe": recipe.replace(teacher="TEACHER" if recipe.teacher else "").to_json(),
         **({"note": args.note} if args.note else {}),
     }
     path = RESULTS / "fast_training.json"
