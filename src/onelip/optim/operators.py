@@ -20,10 +20,12 @@ from onelip.gram.products import composition, correlation, per_column
 Retraction = Literal["r1", "r2"]
 RETRACTIONS = ("r1", "r2")
 
+_BLOCK = 512  # columns
 # The quintic of Muon: it maps [0, 1] into about [0, 1.2], with slope 3.4445 at zero.
 _MUON = (3.4445, -4.7750, 2.0315)
 
 
+@torch.no_grad()
 def retract(P: Tensor, kind: Retraction = "r2", *, dtype: torch.dtype | None = None) -> Tensor:
     r"""Move an operator towards the nearest one with orthonormal columns, by one step of Newton and Schulz.
 
@@ -61,17 +63,17 @@ def retract(P: Tensor, kind: Retraction = "r2", *, dtype: torch.dtype | None = N
         return P
     with full_precision(P.device):
         P = _squeezed(P)
-        if kind == "r2":
-            P = P * _moderate(P)
+        P = P * _moderate(P) if kind == "r2" else P.clone()  # a copy, changed in place below: large P need much memory
         G = _gram(P, P)
         if kind == "r2":
-            d = _inverse_roots(G)
-            P, G = P * per_column(d, P), _on_both_sides(d, G)
+            _rescale(P, G)
         if is_tall and P.dim() == 3:
             G.diagonal(dim1=1, dim2=2).sub_(1)  # in the form P - P (G - I) / 2 rounding is relative to the correction
-            P = P.sub(_product(P.to(dtype or P.dtype), G.to(dtype or P.dtype)), alpha=0.5)
+            G = G.to(dtype or G.dtype)
+            P.sub_(_product(P.to(G.dtype), G), alpha=0.5)
         elif is_tall:
-            P = 1.5 * P - 0.5 * composition(P, G)
+            product = composition(P, G)
+            P.mul_(1.5).sub_(product, alpha=0.5)
         return P.reshape(shape)
 
 
@@ -104,6 +106,7 @@ def tangent(P: Tensor, D: Tensor, *, dtype: torch.dtype | None = None) -> Tensor
         return D - PX.to(D.dtype).reshape(D.shape)
 
 
+@torch.no_grad()
 def orthogonalize(D: Tensor, iterations: int = 2, *, dtype: torch.dtype | None = None) -> Tensor:
     r"""Bring the singular values of a direction near 1, as Muon does, with AOL as pre-conditioner.
 
@@ -135,8 +138,7 @@ def orthogonalize(D: Tensor, iterations: int = 2, *, dtype: torch.dtype | None =
         X = (X.mT if is_wide else X).to(dtype or D.dtype)  # bfloat16 has the exponents of float32
         X = X * _moderate(X)
         A = _gram(X, X)
-        d = _inverse_roots(A)
-        X, A = X * per_column(d, X), _on_both_sides(d, A)
+        _rescale(X, A)
         a, b, c = _MUON
         for i in range(iterations):
             A = _gram(X, X) if i else A
@@ -167,19 +169,22 @@ def _squeezed(P: Tensor) -> Tensor:
 
 def _moderate(P: Tensor) -> Tensor:
     """A power of two for each group (g, 1, ...) that brings the largest entry to about 1: squares are then finite."""
-    largest = P.abs().amax(tuple(range(1, P.dim())))
+    axes = tuple(range(1, P.dim()))
+    largest = torch.maximum(P.amax(axes), -P.amin(axes))
     _, exponent = torch.frexp(torch.where(largest > 0, largest, 1.0))
     reach = 1 - math.frexp(torch.finfo(P.dtype).tiny)[1]  # powers of two from -reach to reach are normal numbers
     power = power_of_two((-exponent).clamp(-reach, reach), P.dtype)
     return power.to(P.dtype).reshape(-1, *(1 for _ in P.shape[1:]))  # float32 would make bfloat16 products float32
 
 
-def _inverse_roots(G: Tensor) -> Tensor:
-    """r^(-1/2) for the absolute row sums r (g, columns) of a Gram operator; zero where the sum is."""
-    r = G.abs().transpose(1, 2).flatten(2).sum(2, dtype=working_type(G.dtype))
-    return torch.where(r > 0, torch.rsqrt(r), 0.0).to(G.dtype)
+def _rescale(P: Tensor, G: Tensor) -> None:
+    """Multiply the columns of P by r^(-1/2) (zero where r is), and its Gram operator G on both sides, in place.
 
-
-def _on_both_sides(d: Tensor, G: Tensor) -> Tensor:
-    """diag(d) G diag(d) for G (g, columns, columns, *offsets)."""
-    return G * (d[:, :, None] * d[:, None]).reshape(*G.shape[:3], *(1 for _ in G.shape[3:]))
+    r (g, columns) are the absolute row sums of G, computed in blocks: |G| would be as large as G.
+    """
+    sums = [B.abs().transpose(1, 2).flatten(2).sum(2, dtype=working_type(G.dtype)) for B in G.split(_BLOCK, 2)]
+    r = torch.cat(sums, 1)
+    d = torch.where(r > 0, torch.rsqrt(r), 0.0).to(G.dtype)
+    P *= per_column(d, P)
+    G *= per_column(d, G)
+    G *= d.reshape(*d.shape, *(1 for _ in G.shape[2:]))
