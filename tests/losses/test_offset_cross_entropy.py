@@ -1,11 +1,11 @@
-"""The loss of the paper and logit annealing, against their formulas."""
+"""The loss of the paper, logit annealing and the generalised cross-entropy, against their formulas."""
 
 import math
 
 import pytest
 import torch
 
-from onelip.losses import LogitAnnealingLoss, OffsetCrossEntropy
+from onelip.losses import GeneralisedCrossEntropy, LogitAnnealingLoss, OffsetCrossEntropy, call_loss
 
 
 def formula(scores, labels, u, t):
@@ -109,3 +109,56 @@ def test_logit_annealing_has_finite_gradients(beta):
 def test_logit_annealing_refuses_a_negative_exponent():
     with pytest.raises(ValueError, match="beta"):
         LogitAnnealingLoss(-1.0)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1e-6, 0.5, 1.0])
+def test_generalised_cross_entropy_is_its_formula(exponent):
+    generator = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(20, 7, generator=generator, dtype=torch.float64), torch.arange(20) % 7
+    value = formula(scores, labels, 0.3, 0.25) / 0.25  # -log p
+    expected = 0.25 * ((1 - torch.exp(-exponent * value)) / exponent if exponent else value)
+    loss = GeneralisedCrossEntropy(exponent, 1.0, 0.3, reduction="none")
+    torch.testing.assert_close(loss(scores, labels), expected, rtol=1e-6, atol=0)
+    soft = torch.nn.functional.one_hot(labels, 7).double()
+    torch.testing.assert_close(loss(scores, soft), loss(scores, labels))
+    torch.testing.assert_close(
+        GeneralisedCrossEntropy(exponent, 1.0, 0.3)(scores, labels), expected.mean(), rtol=1e-6, atol=0
+    )
+
+
+def test_generalised_cross_entropy_is_the_expected_value_for_labels_of_a_teacher():
+    scores, labels = torch.tensor([[1.0, 0.0]], dtype=torch.float64), torch.tensor([[0.75, 0.25]], dtype=torch.float64)
+    p = torch.softmax((scores - 0.2 * labels) / 0.5, 1)
+    expected = 0.5 * (0.75 * (1 - p[0, 0] ** 0.5) + 0.25 * (1 - p[0, 1] ** 0.5)) / 0.5
+    torch.testing.assert_close(GeneralisedCrossEntropy(0.5, 0.2, None, 0.5)(scores, labels), expected)
+
+
+def test_generalised_cross_entropy_begins_as_the_offset_cross_entropy():
+    scores, labels = torch.randn(20, 7), torch.arange(20) % 7
+    loss = GeneralisedCrossEntropy(0.7, 1.0, 0.2, start=0.25, end=0.5)
+    arguments = {"model": torch.nn.Identity(), "images": scores}
+
+    def at(progress):
+        return call_loss(loss, scores, labels, progress=progress, **arguments)
+
+    torch.testing.assert_close(at(0.25), OffsetCrossEntropy(1.0)(scores, labels))
+    torch.testing.assert_close(at(0.375), GeneralisedCrossEntropy(0.35, 0.6)(scores, labels))
+    assert at(0.5) == at(1.0) == GeneralisedCrossEntropy(0.7, 0.2)(scores, labels)
+    assert GeneralisedCrossEntropy(start=0.5, end=0.5).changed(0.4) == 0
+    assert GeneralisedCrossEntropy(start=0.5, end=0.5).changed(0.5) == 1
+
+
+def test_hopeless_samples_have_little_weight_in_the_generalised_cross_entropy():
+    scores = torch.tensor([[0.0, 1e4], [0.0, 9.0], [0.0, 0.0], [1e4, 0.0]], requires_grad=True)
+    GeneralisedCrossEntropy(1.0, 0.0, reduction="sum")(scores, torch.tensor([0, 0, 0, 0])).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    slopes = -scores.grad[:, 0]
+    assert slopes[2] == 0.25
+    assert slopes[[0, 1, 3]].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("wrong", [{"exponent": 1.5}, {"exponent": -0.1}, {"start": 0.8}, {"end": 2.0}])
+def test_generalised_cross_entropy_refuses(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "start" not in wrong else "end"):
+        GeneralisedCrossEntropy(**wrong)

@@ -36,6 +36,7 @@ from onelip.losses.penalties import (
     orthogonality_residual as orthogonality_residual,
 )
 from onelip.losses.registry import (
+    GeneralisedCrossEntropy as GeneralisedCrossEntropy,
     LogitAnnealingLoss as LogitAnnealingLoss,
     Loss as Loss,
     OffsetCrossEntropy as OffsetCrossEntropy,

@@ -260,15 +260,9 @@ class OffsetLoss(Loss):
 
     def offset_cross_entropy(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the offset cross-entropy of each image (N), computed in at least float32, also under autocast."""
-        is_soft = labels.shape == scores.shape and labels.is_floating_point()
-        if scores.dim() != 2 or not (is_soft or labels.shape == scores.shape[:1]):
-            raise ValueError(
-                f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}; "
-                "labels are class indices, or probabilities (N, classes) in floating point"
-            )
-        scores = widened(scores)
-        probabilities = (labels if is_soft else F.one_hot(labels, scores.shape[1])).to(scores.dtype)
+        scores, probabilities = with_probabilities(scores, labels)
         shifted = (scores - self.offset * probabilities) / self.temperature
+        is_soft = labels.is_floating_point()
         return self.temperature * F.cross_entropy(shifted, probabilities if is_soft else labels, reduction="none")
 
     def extra_repr(self) -> str:
@@ -359,6 +353,94 @@ class LogitAnnealingLoss(OffsetLoss):
 
     def extra_repr(self) -> str:
         return f"beta={self.beta:g}, {super().extra_repr()}"
+
+
+@register_loss("generalised-cross-entropy")
+class GeneralisedCrossEntropy(OffsetLoss):
+    r"""Generalised cross-entropy: an offset cross-entropy that stays bounded, so that it gives up hopeless samples.
+
+    With the probability $p_y = \mathrm{softmax}((s - u\,y) / t)_y$ of the right class after the offset,
+
+    $$ \mathcal L(s, y) = t \, \frac{1 - p_y^{\,q}}{q}. $$
+
+    For $q \to 0$ this is `OffsetCrossEntropy`; for $q = 1$ it is $t\,(1 - p_y)$, the probability of an error. The weight of
+    a sample in the gradient is $p_y^{\,q}$ times that of the cross-entropy. A network of constant 1 cannot certify all
+    samples: this loss uses its slopes for those that it can. The larger $q$, the larger the radii of the certified
+    samples, and the fewer samples are right.
+
+    Training with a large exponent does not start from random weights, because all samples seem hopeless then. Over the
+    part of the run from `start` to `end`, the exponent rises from 0 to $q$ and the offset changes to `final_offset`.
+
+    Citation: Zhilu Zhang, Mert R. Sabuncu, "Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy
+    Labels", NeurIPS 2018; there without offset and temperature.
+
+    Args:
+        exponent: $q$ at the end, 0 to 1.
+        offset: $u$ of `OffsetCrossEntropy`, at the beginning.
+        final_offset: $u$ at the end. Default: `offset`.
+        temperature: $t$ of `OffsetCrossEntropy`.
+        start: fraction of the run after which exponent and offset begin to change.
+        end: fraction of the run after which they have their final values.
+        reduction: "mean" over the batch, "sum", or "none".
+
+    Shape:
+        scores (N, classes); labels (N), int64, or probabilities (N, classes), for which the loss is the expected one;
+        output a scalar, or (N) with `reduction="none"`.
+
+    Examples:
+        >>> scores, labels = torch.tensor([[2.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0])
+        >>> GeneralisedCrossEntropy(exponent=1.0, reduction="none")(scores, labels)  # the second is hopeless
+        tensor([0.0219, 0.2500])
+    """
+
+    def __init__(
+        self,
+        exponent: float = 0.5,
+        offset: float = math.sqrt(2),
+        final_offset: float | None = None,
+        temperature: float = 0.25,
+        start: float = 0.3,
+        end: float = 0.7,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(offset, temperature, reduction)
+        self.exponent = check_number("exponent", exponent, 0, 1)
+        final = offset if final_offset is None else final_offset
+        self.final_offset = check_number("final_offset", final, -LARGEST, LARGEST)
+        self.start = check_number("start", start, 0, 1)
+        self.end = check_number("end", end, self.start, 1)
+
+    def changed(self, progress: float) -> float:
+        """Return how far exponent and offset have changed after this fraction of the run, 0 to 1.
+
+        Examples:
+            >>> GeneralisedCrossEntropy(start=0.25, end=0.75).changed(0.375)
+            0.25
+        """
+        if progress >= self.end:
+            return 1.0
+        return 0.0 if progress <= self.start else (progress - self.start) / (self.end - self.start)
+
+    def forward(self, scores: Tensor, labels: Tensor, *, progress: float = 1.0) -> Tensor:
+        part = self.changed(progress)
+        offset = self.offset + part * (self.final_offset - self.offset)
+        exponent = part * self.exponent
+        scores, probabilities = with_probabilities(scores, labels)
+        logs = F.log_softmax((scores - offset * probabilities) / self.temperature, dim=1)
+        values = -torch.expm1(exponent * logs) / exponent if exponent else -logs
+        return self.reduce(self.temperature * (probabilities * values).sum(1))
+
+
+def with_probabilities(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scores in at least float32, and the labels as probabilities of their type (N, classes)."""
+    is_soft = labels.shape == scores.shape and labels.is_floating_point()
+    if scores.dim() != 2 or not (is_soft or labels.shape == scores.shape[:1]):
+        raise ValueError(
+            f"expected scores (N, classes) and labels (N), got {tuple(scores.shape)} and {tuple(labels.shape)}; "
+            "labels are class indices, or probabilities (N, classes) in floating point"
+        )
+    scores = widened(scores)
+    return scores, (labels if is_soft else F.one_hot(labels, scores.shape[1])).to(scores.dtype)
 
 
 def widened(scores: Tensor) -> Tensor:
