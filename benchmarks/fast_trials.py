@@ -4,6 +4,7 @@ python benchmarks/fast_trials.py ablation --data-root DIR    # one epoch each: r
 python benchmarks/fast_trials.py methods --data-root DIR     # 20 CPU seconds each: results/methods_by_time.json
 python benchmarks/fast_trials.py retraction --data-root DIR  # half an epoch each: results/retract_every.json
 python benchmarks/fast_trials.py paper --data-root DIR       # three epochs each: results/paper_optimizers.json
+python benchmarks/fast_trials.py averaging --data-root DIR   # five epochs each: results/weight_averaging.json
 
 All parts hold out a tenth of the training images; the first two use the recipe of `onelip train --budget`. A run that
 is in the file already is not run again. Seconds are those of the CPU, because the machine is shared.
@@ -18,6 +19,8 @@ every k-th step (`--retract-every`).
 
 The fourth part trains AOL-Small with a third of its channels, with the loss and the augmentation of the paper, by the
 optimizer of the paper and by those of onelip: equal epochs, each evaluated after every half epoch.
+
+The fifth part compares a rate that falls to zero with constant ones, each with and without a moving average of weights.
 """
 
 import argparse
@@ -122,6 +125,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "LipschitzMuon, lr 0.03": {"optimizer": "muon", "momentum": 0.8, "lr": 0.03},
     "LipschitzMuon, lr 0.005": {"optimizer": "muon", "momentum": 0.8, "lr": 0.005},
 }
+# Five epochs are 450 steps; a decay of 0.98 averages about 50 of them.
+AVERAGES: dict[str, dict[str, Any]] = {
+    f"{name}{f', average with decay {decay:g}' if decay else ''}": {**schedule, "ema": decay}
+    for name, schedule in {
+        "rate falls from 0.08 to 0": {},
+        "rate stays at 0.08": {"schedule": "steps", "drop_at": ()},
+        "rate stays at 0.02": {"schedule": "steps", "drop_at": (), "lr": 0.02},
+    }.items()
+    for decay in (0.0, 0.9, 0.98, 0.995)
+}
 FACTOR, MOST_RATES = 3.0, 6
 
 
@@ -174,7 +187,7 @@ class Trials:
                 model.train()
         to_eval()
         times = {"cpu_seconds": round(time.process_time() - cpu, 1), "wall_seconds": round(time.monotonic() - wall, 1)}
-        held_out, test = (self._evaluate(model, recipe, data) for data in (self.data, self.all))
+        held_out, test = (self._evaluate(learner.evaluated, recipe, data) for data in (self.data, self.all))
         return {
             "accuracy": held_out.accuracy,
             "cra": held_out.cra,
@@ -202,6 +215,10 @@ def retraction(trials: Trials, args: argparse.Namespace) -> None:
 
 def paper(trials: Trials, args: argparse.Namespace) -> None:
     matched(trials, args, "paper_optimizers", PAPER, OPTIMIZERS, curve_points=6)
+
+
+def averaging(trials: Trials, args: argparse.Namespace) -> None:
+    matched(trials, args, "weight_averaging", BASE.replace(epochs=5), AVERAGES)
 
 
 def matched(
@@ -335,7 +352,7 @@ class Record:
         write_json(self.path, self.content)
 
 
-PARTS = {"ablation": ablation, "methods": methods, "retraction": retraction, "paper": paper}
+PARTS = {"ablation": ablation, "methods": methods, "retraction": retraction, "paper": paper, "averaging": averaging}
 
 
 def main() -> None:
