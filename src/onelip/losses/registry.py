@@ -363,10 +363,10 @@ class GeneralisedCrossEntropy(OffsetLoss):
 
     $$ \mathcal L(s, y) = t \, \frac{1 - p_y^{\,q}}{q}. $$
 
-    For $q \to 0$ this is `OffsetCrossEntropy`; for $q = 1$ it is $t\,(1 - p_y)$, the probability of an error. The weight of
-    a sample in the gradient is $p_y^{\,q}$ times that of the cross-entropy. A network of constant 1 cannot certify all
-    samples: this loss uses its slopes for those that it can. The larger $q$, the larger the radii of the certified
-    samples, and the fewer samples are right.
+    For $q \to 0$ this is `OffsetCrossEntropy`; for $q = 1$ it is $t\,(1 - p_y)$, the probability of an error. The
+    weight of a sample in the gradient is $p_y^{\,q}$ times that of the cross-entropy. A network of constant 1 cannot
+    certify all samples: this loss uses its slopes for those that it can. The larger $q$ and $u$, the larger the radii
+    of the certified samples, and the fewer samples are right.
 
     Training with a large exponent does not start from random weights, because all samples seem hopeless then. Over the
     part of the run from `start` to `end`, the exponent rises from 0 to $q$ and the offset changes to `final_offset`.
