@@ -5,6 +5,7 @@ python benchmarks/fast_trials.py methods --data-root DIR     # 20 CPU seconds ea
 python benchmarks/fast_trials.py retraction --data-root DIR  # half an epoch each: results/retract_every.json
 python benchmarks/fast_trials.py paper --data-root DIR       # three epochs each: results/paper_optimizers.json
 python benchmarks/fast_trials.py averaging --data-root DIR   # five epochs each: results/weight_averaging.json
+python benchmarks/fast_trials.py losses --data-root DIR      # ten epochs each: results/fast_losses.json
 
 All parts hold out a tenth of the training images; the first two use the recipe of `onelip train --budget`. A run that
 is in the file already is not run again. Seconds are those of the CPU, because the machine is shared.
@@ -21,6 +22,8 @@ The fourth part trains AOL-Small with a third of its channels, with the loss and
 optimizer of the paper and by those of onelip: equal epochs, each evaluated after every half epoch.
 
 The fifth part compares a rate that falls to zero with constant ones, each with and without a moving average of weights.
+
+The sixth part compares losses: one network and recipe, each loss with several offsets.
 """
 
 import argparse
@@ -133,7 +136,21 @@ AVERAGES: dict[str, dict[str, Any]] = {
         "rate stays at 0.08": {"schedule": "steps", "drop_at": ()},
         "rate stays at 0.02": {"schedule": "steps", "drop_at": (), "lr": 0.02},
     }.items()
-    for decay in (0.0, 0.9, 0.98, 0.995)
+    for decay in (0.0, 0.98)
+}
+GIVES_UP = "generalised-cross-entropy"
+LOSSES: dict[str, dict[str, Any]] = {
+    "offset cross-entropy, u = 1": {},
+    "offset cross-entropy, u = 1.41": {"offset": 1.41},
+    "offset cross-entropy, u = 5.66, t = 1": {"offset": 5.66, "temperature": 1.0},
+    "logit annealing, u = 1.41, beta 1": {"offset": 1.41, "loss": "logit-annealing"},
+    **{
+        f"generalised, q = {q:g}, u from 1 to {u:g}": {
+            "loss": GIVES_UP,
+            "loss_options": (f"exponent={q}", f"final_offset={u}"),
+        }
+        for q, u in [(0.5, 0.2), (0.5, 0.5), (1, 0.2), (1, 0.5), (1, 1)]
+    },
 }
 FACTOR, MOST_RATES = 3.0, 6
 
@@ -219,6 +236,10 @@ def paper(trials: Trials, args: argparse.Namespace) -> None:
 
 def averaging(trials: Trials, args: argparse.Namespace) -> None:
     matched(trials, args, "weight_averaging", BASE.replace(epochs=5), AVERAGES)
+
+
+def losses(trials: Trials, args: argparse.Namespace) -> None:
+    matched(trials, args, "fast_losses", BASE.replace(epochs=10), LOSSES)
 
 
 def matched(
@@ -352,7 +373,14 @@ class Record:
         write_json(self.path, self.content)
 
 
-PARTS = {"ablation": ablation, "methods": methods, "retraction": retraction, "paper": paper, "averaging": averaging}
+PARTS = {
+    "ablation": ablation,
+    "methods": methods,
+    "retraction": retraction,
+    "paper": paper,
+    "averaging": averaging,
+    "losses": losses,
+}
 
 
 def main() -> None:

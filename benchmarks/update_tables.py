@@ -260,8 +260,18 @@ def step_costs() -> str:
 
 
 def by_time() -> str:
-    """All methods with one budget of CPU seconds, the best first."""
-    found = sorted(read("methods_by_time")["rows"], key=lambda row: row.get("cra_36") or -1, reverse=True)
+    """All methods with one budget of CPU seconds."""
+    return best_first("methods_by_time", "method")
+
+
+def other_optimizers() -> str:
+    """AOL with optimizers of other libraries, with one budget of CPU seconds."""
+    return best_first("other_optimizers", "optimizer")
+
+
+def best_first(file: str, what: str) -> str:
+    """The rows of a comparison with one budget of CPU seconds, each with its best rate."""
+    found = sorted(read(file)["rows"], key=lambda row: row.get("cra_36") or -1, reverse=True)
     rows = [
         (
             row["name"],
@@ -274,7 +284,26 @@ def by_time() -> str:
         for row in found
         if row.get("cra_36") is not None
     ]
-    return table(("method", "rate", "passes", "accuracy", "CRA 36/255", "range"), rows)
+    return table((what, "rate", "passes", "accuracy", "CRA 36/255", "range"), rows)
+
+
+def averaging() -> str:
+    """Moving averages of weights, with falling and constant rates."""
+    rows = [
+        (row["name"], f"{100 * row['accuracy']:.1f}", f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}")
+        for row in read("weight_averaging")["rows"]
+    ]
+    return table(("five epochs of aol-fast-small", "accuracy", "CRA 36/255", "range"), rows)
+
+
+def losses() -> str:
+    """Losses with their offsets: means over seeds at each radius."""
+    rows = []
+    for row in read("fast_losses")["rows"]:
+        means = [statistics.mean(run["cra"][radius] for run in row["runs"]) for radius in PAPER[1]]
+        shares = (row["accuracy"], *means, row["spread"])
+        rows.append((row["name"], *(f"{100 * share:.1f}" for share in shares)))
+    return table(("ten epochs of aol-fast-small", "accuracy", *PAPER[1], "range at 36/255"), rows)
 
 
 def zoo() -> str:
@@ -350,6 +379,9 @@ PAGES = {
         step_costs,
         retraction,
         paper_optimizers,
+        other_optimizers,
+        averaging,
+        losses,
     ),
     RESULTS.parent / "docs" / "methods.md": (registered_methods, measured, by_time, steps, layers),
     RESULTS.parent / "docs" / "compare.md": (one_epoch,),
