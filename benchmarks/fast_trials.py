@@ -360,8 +360,12 @@ class Record:
     def __init__(self, name: str, args: argparse.Namespace, recipe: Recipe, **facts: Any) -> None:
         self.path = (args.out or RESULTS) / f"{name}.json"
         what = f"CIFAR-10, 5,000 training images held out; {recipe.model}; mean and range over seeds; one thread"
-        command = f"python benchmarks/fast_trials.py {args.part} --data-root DIR"
-        head = {"what": what, "command": command, "torch": torch.__version__, **facts}
+        head = {
+            "what": what,
+            "command": f"python benchmarks/{args.command} --data-root DIR",
+            "torch": torch.__version__,
+            **facts,
+        }
         new = {**head, "recipe": recipe.to_json(), "rows": []}
         self.content = read_json(self.path) if self.path.exists() else new
         changed = [key for key, value in facts.items() if self.content[key] != value]
@@ -383,15 +387,22 @@ PARTS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options of a comparison."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run of `methods`")
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run, where they are fixed")
     parser.add_argument("--only", nargs="*", default=[], help="names of rows")
     parser.add_argument("--out", type=Path, help="directory of the file; default: results/")
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("part", choices=PARTS)
     args = parser.parse_args()
+    args.command = f"fast_trials.py {args.part}"
     torch.set_num_threads(1)
     PARTS[args.part](Trials(args.data_root), args)
 

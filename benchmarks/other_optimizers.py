@@ -9,13 +9,11 @@ held-out images, from the same search; then three seeds. Biases are trained by S
 schedule-free optimizers is constant after a warm-up, as their authors say.
 """
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from fast_trials import BASE, Record, Trials, mean_and_spread, search, shown
+from fast_trials import BASE, Record, Trials, make_parser, mean_and_spread, search, shown
 from torch import Tensor, nn
 from torch.optim import SGD, Muon, Optimizer
 
@@ -106,18 +104,11 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], float, bool]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of a run")
-    parser.add_argument("--only", nargs="*", default=[], help="names of rows")
-    parser.add_argument("--out", type=Path, help="directory of the file; default: results/")
-    args = parser.parse_args()
+    args = make_parser(__doc__).parse_args()
+    args.command = "other_optimizers.py"
     torch.set_num_threads(1)
     trials = Trials(args.data_root)
-    args.part = "methods"
     record = Record("other_optimizers", args, RECIPE, seeds=args.seeds, budget_cpu_seconds=args.seconds)
-    record.content["command"] = "python benchmarks/other_optimizers.py --data-root DIR"
     for name, (make, start, is_annealed) in OPTIMIZERS.items():
         if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
             continue

@@ -74,7 +74,7 @@ class FakeTrials:
 def test_comparison_by_time_searches_rates_and_resumes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     fast_trials = importlib.import_module("fast_trials")
-    args = argparse.Namespace(part="methods", seeds=3, seconds=1.0, only=["aol", "lln"], out=tmp_path)
+    args = argparse.Namespace(command="fast_trials.py methods", seeds=3, seconds=1.0, only=["aol", "lln"], out=tmp_path)
     first = FakeTrials()
     fast_trials.methods(first, args)
     assert [run[1:] for run in first.asked if run[0] == "aol"] == [(0.3, 0), (0.9, 0), (2.7, 0), (0.9, 1), (0.9, 2)]
