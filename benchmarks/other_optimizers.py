@@ -5,8 +5,8 @@ python benchmarks/other_optimizers.py --data-root DIR [--out DIR]
 
 Four dense AOL layers of width 512 on CIFAR-10, because torch.optim.Muon and POGO take matrices only. As in the part
 `methods` of fast_trials.py, each row has the same CPU seconds on one thread, and the best learning rate on 5,000
-held-out images, from the same search; then three seeds. Biases are trained by SGD at the same rate. The rate of
-schedule-free optimizers is constant after a warm-up, as their authors say.
+held-out images, from the same search; then three seeds. Biases are trained by SGD at the same rate. Momentum is 0.9, or
+as stated in the row. The rate of schedule-free optimizers is constant after a warm-up, as their authors say.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ class Several:
 
     def __init__(self, *parts: Optimizer) -> None:
         self.parts = parts
+        self.keeps_norms = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -59,14 +60,16 @@ def sgd_r2(model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def torch_muon(model: nn.Module) -> Several:
+def torch_muon(model: nn.Module, momentum: float = 0.8) -> Several:
     weights, others = split(model)
-    return Several(Muon(weights, weight_decay=0.0), SGD(others, lr=0.1, momentum=0.9, nesterov=True))
+    muon = Muon(weights, weight_decay=0.0, momentum=momentum)
+    return Several(muon, SGD(others, lr=0.1, momentum=0.9, nesterov=True))
 
 
-def torch_muon_r2(model: nn.Module) -> Several:
-    both = torch_muon(model)
+def torch_muon_r2(model: nn.Module, momentum: float = 0.8) -> Several:
+    both = torch_muon(model, momentum)
     retract_after(both.parts[0], model)
+    both.keeps_norms = True
     return both
 
 
@@ -77,8 +80,9 @@ def pogo(model: nn.Module) -> Several:
     rule = base.SGD(momentum=0.9, nesterov=True)
     # Each P is square or wide here: its rows are kept orthonormal.
     optimizer = POGO(weights, rule, lr=0.1, flatten_fn=lambda P: P[None])
-    optimizer.param_groups[0]["retraction_kind"] = "r2"  # P itself in training, as after R2
-    return Several(optimizer, SGD(others, lr=0.1, momentum=0.9, nesterov=True))
+    both = Several(optimizer, SGD(others, lr=0.1, momentum=0.9, nesterov=True))
+    both.keeps_norms = True  # P itself in training, as after R2
+    return both
 
 
 def schedule_free(name: str) -> Callable[[nn.Module], Optimizer]:
@@ -94,12 +98,14 @@ def schedule_free(name: str) -> Callable[[nn.Module], Optimizer]:
 OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], float, bool]] = {
     "SGD": (sgd, 0.3, True),
     "SGD, R2": (sgd_r2, 0.3, True),
-    "torch.optim.Muon": (torch_muon, 0.01, True),
-    "torch.optim.Muon, R2": (torch_muon_r2, 0.03, True),
+    "torch.optim.Muon, momentum 0.8": (torch_muon, 0.01, True),
+    "torch.optim.Muon, momentum 0.8, R2": (torch_muon_r2, 0.03, True),
+    "torch.optim.Muon, momentum 0.95, R2": (lambda model: torch_muon_r2(model, 0.95), 0.03, True),
     "POGO (pogo-torch), SGD": (pogo, 0.3, True),
     "SGDScheduleFree": (schedule_free("SGDScheduleFree"), 1.0, False),
     "AdamWScheduleFree": (schedule_free("AdamWScheduleFree"), 0.003, False),
-    "LipschitzMuon": (lambda model: LipschitzMuon(model, momentum=0.8), 0.08, True),
+    "LipschitzMuon, momentum 0.8": (lambda model: LipschitzMuon(model, momentum=0.8), 0.08, True),
+    "LipschitzMuon, momentum 0.95": (lambda model: LipschitzMuon(model, momentum=0.95), 0.08, True),
 }
 
 

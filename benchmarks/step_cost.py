@@ -26,7 +26,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import onelip
-from onelip.training.learner import training_weights
 
 STEPS = 16  # of each candidate in a round, or 2 where all steps are alike
 CANDIDATES: dict[str, dict[str, object] | None] = {
@@ -35,12 +34,12 @@ CANDIDATES: dict[str, dict[str, object] | None] = {
     "tangent SGD, R2 every step": {"orthogonalize": 0, "every": 1},
     "tangent SGD, R2 every 8th": {"orthogonalize": 0, "every": 8},
     "LipschitzMuon, R2 every step": {"every": 1},
-    "LipschitzMuon, R2 every 8th": {"every": 8},
+    "LipschitzMuon, R2 every 4th": {"every": 4},
 }
 SHORT = ("AOL, SGD", "SGD, R2 every 16th")
 # Networks with their batch, candidates and rounds: a round of the large ones takes minutes.
 NETWORKS: dict[str, tuple[tuple[str, ...], int]] = {
-    "aol-small:32": ((*SHORT, "LipschitzMuon, R2 every 8th"), 3),
+    "aol-small:32": ((*SHORT, "LipschitzMuon, R2 every 4th"), 3),
     "aol-fast-medium:250": (tuple(CANDIDATES), 5),
     "aol-small:250": (SHORT, 2),
     "aol-large:250": (SHORT, 3),
@@ -64,7 +63,7 @@ def make_step(name: str, batch: int, candidate: str) -> Callable[[], None]:
     labels = torch.randint(10, (batch,))
 
     def step() -> None:
-        with training_weights(model, optimizer):
+        with onelip.optim.training_weights(model, optimizer):
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -9,7 +9,7 @@ from torch import nn
 import onelip
 from onelip.core.errors import Diverged
 from onelip.methods.orthogonal.reshaped import bjorck
-from onelip.optim import LipschitzMuon, keeps_norms, retract_, retract_after, unscaled
+from onelip.optim import LipschitzMuon, keeps_norms, retract_, retract_after, training_weights, unscaled
 
 R = torch.float64
 
@@ -404,8 +404,38 @@ def test_a_removed_retraction_applies_aol_again():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = retract_after(optimizer, model)
     assert keeps_norms(optimizer)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    other.load_state_dict(optimizer.state_dict())  # has no hook
+    assert not keeps_norms(other)
+    optimizer.load_state_dict(other.state_dict())
+    assert keeps_norms(optimizer)
     handle.remove()
     assert not keeps_norms(optimizer)
+
+
+def test_aol_is_left_out_only_for_the_intervals_that_were_measured():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for every, expected in [(16, True), (17, False)]:
+        handle = retract_after(optimizer, model, every=every)
+        assert keeps_norms(optimizer) == expected
+        handle.remove()
+    for options, expected in [
+        ({"every": 4}, True),
+        ({"every": 5}, False),
+        ({"every": 2, "tangent": False}, False),
+        ({"every": 16, "orthogonalize": 0}, True),
+        ({"retraction": "r1"}, False),
+    ]:
+        assert keeps_norms(LipschitzMuon(model, **options)) == expected
+    muon = LipschitzMuon(model, every=5)
+    layer = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    with torch.no_grad():
+        layer.parametrizations.weight.original.mul_(3)
+        with training_weights(model, muon):
+            assert torch.linalg.matrix_norm(layer.weight, 2) <= 1 + 1e-6
+        with training_weights(model, LipschitzMuon(model)):
+            assert torch.linalg.matrix_norm(layer.weight, 2) > 1.5
 
 
 def test_retract_after_needs_a_layer():

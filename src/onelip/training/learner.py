@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onelip.core.errors import RecipeError
 from onelip.data import Augmentation, Batches, DataError, ImageData
-from onelip.optim import LipschitzMuon, keeps_norms, retract_after, unscaled
+from onelip.optim import LipschitzMuon, retract_after, training_weights
 from onelip.optim.layers import linear_weights
 from onelip.optim.muon import bfloat16_is_faster
 from onelip.training.distributed import Process
@@ -105,13 +105,6 @@ def with_measured_products(recipe: Recipe, device: torch.device) -> Recipe:
     if recipe.products != "auto" or not (recipe.optimizer == "muon" or recipe.retract_every):
         return recipe
     return recipe.replace(products="bfloat16" if bfloat16_is_faster(device) else "float32")
-
-
-def training_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-    """The context of a forward pass in training. If the optimizer keeps the norms of P near 1, AOL is left out."""
-    if not keeps_norms(optimizer):
-        return nullcontext()
-    return unscaled(model, convolutions=not isinstance(optimizer, LipschitzMuon))
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
