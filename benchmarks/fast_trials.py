@@ -70,6 +70,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "rows of norm 1 in the last layer (LLN)": {"method_options": ("normalise_last_layer=true",)},
     "patches with overlap 4": {"model_options": ("overlap=4",)},
     "one iteration of Newton and Schulz": {"optimizer_options": ("orthogonalize=1",)},
+    "three iterations": {"optimizer_options": ("orthogonalize=3",)},
+    "five iterations": {"optimizer_options": ("orthogonalize=5",)},
     "offset 0.7": {"offset": 0.7},
     "offset 1.41": {"offset": 1.41},
     "batch 1000, lr 0.11": {"batch_size": 1000, "lr": 0.11},

@@ -492,3 +492,13 @@ def test_cached_weights_are_exact_within_unscaled():
     with unscaled(model), nn.utils.parametrize.cached():
         model.train()(torch.ones(1, 4))
         assert torch.equal(model.eval()(torch.eye(4)), torch.eye(4))
+
+
+def test_parts_of_another_form_are_refused():
+    model = network()
+    with pytest.raises(TypeError, match=r"expected a module, because .* got Parameter"):
+        LipschitzMuon(model.parameters())
+    with pytest.raises(TypeError, match='with the key "module"'):
+        LipschitzMuon([{"params": list(model.parameters())}])
+    with pytest.raises(ValueError, match="unknown option 'orthogonalise'; did you mean 'orthogonalize'"):
+        LipschitzMuon([{"module": model, "orthogonalise": 0}])

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 
 import pytest
 import torch
@@ -262,3 +263,18 @@ def test_two_processes(tmp_path):
     flags = ("--budget", "8s", "--model-options", *TINY, "--accumulate", "2", "--out", out)
     finish_pair(tmp_path / "log", "train", *flags)
     assert json.loads((out / "results.json").read_text())["test"]["accuracy"] > 0.5
+
+
+def test_retractions_after_every_few_steps_are_a_part_of_the_time_of_a_step(monkeypatch, digits):
+    recipe = Recipe(data="digits", model="patchwise-tiny", batch_size=100, retract_every=4)
+    called = []
+
+    def slow(model):
+        called.append(model)
+        time.sleep(2.0)
+
+    monkeypatch.setattr(module, "retract_", slow)
+    assert module.seconds_per_step(recipe, digits, CPU, 5) >= 0.5  # a fourth of a retraction
+    assert len(called) == 1
+    module.seconds_per_step(recipe.replace(retract_every=1), digits, CPU, 5)
+    assert len(called) == 1  # each step that was timed has a retraction

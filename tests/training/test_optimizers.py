@@ -65,9 +65,16 @@ def test_options_of_the_optimizer():
         (("tangent=no",), "tangent to be true or false, got 'no'"),
         (("weight_decay=0.1",), "--weight-decay"),
         (("products=float32",), "--products"),
+        (("lr=0.1",), "--lr"),
+        (("momentum=0.1",), "--momentum"),
     ):
         with pytest.raises(RecipeError, match=message):
             make_optimizer(model, Recipe(optimizer="muon", optimizer_options=options))
+    with pytest.raises(RecipeError, match="--momentum, the second"):
+        make_optimizer(model, Recipe(optimizer="adamw", optimizer_options=("betas=[0.9,0.9]",)))
+    plain = onelip.create_model("patchwise-tiny", image_size=8, in_channels=1, method="cayley")
+    with pytest.raises(RecipeError, match="the network has none; use --optimizer sgd"):
+        make_optimizer(plain, Recipe(optimizer="muon", method="cayley"))
     with pytest.raises(RecipeError, match="optimizer_options as key=value"):
         Recipe(optimizer_options=("fast",))
 

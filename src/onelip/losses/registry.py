@@ -363,10 +363,10 @@ class GeneralisedCrossEntropy(OffsetLoss):
 
     $$ \mathcal L(s, y) = t \, \frac{1 - p_y^{\,q}}{q}. $$
 
-    For $q \to 0$ this is `OffsetCrossEntropy`; for $q = 1$ it is $t\,(1 - p_y)$, the probability of an error. The
-    weight of a sample in the gradient is $p_y^{\,q}$ times that of the cross-entropy. A network of constant 1 cannot
-    certify all samples: this loss uses its slopes for those that it can. The larger $q$ and $u$, the larger the radii
-    of the certified samples, and the fewer samples are right.
+    For $q \to 0$ this is `OffsetCrossEntropy`; for $q = 1$ it is $t\,(1 - p_y)$, proportional to the probability of an
+    error. The weight of a sample in the gradient is $p_y^{\,q}$ times that of the cross-entropy. A network of constant
+    1 cannot certify all samples: here the gradient comes from those that it can. The larger $q$ and $u$, the larger
+    the radii of the certified samples, and the fewer samples are right.
 
     Training with a large exponent does not start from random weights, because all samples seem hopeless then. Over the
     part of the run from `start` to `end`, the exponent rises from 0 to $q$ and the offset changes to `final_offset`.
@@ -384,8 +384,8 @@ class GeneralisedCrossEntropy(OffsetLoss):
         reduction: "mean" over the batch, "sum", or "none".
 
     Shape:
-        scores (N, classes); labels (N), int64, or probabilities (N, classes), for which the loss is the expected one;
-        output a scalar, or (N) with `reduction="none"`.
+        scores (N, classes); labels (N), int64, or probabilities $y$ (N, classes): the loss is then
+        $\sum_i y_i\, t\,(1 - p_i^{\,q}) / q$; output a scalar, or (N) with `reduction="none"`.
 
     Examples:
         >>> scores, labels = torch.tensor([[2.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 0])
@@ -407,8 +407,9 @@ class GeneralisedCrossEntropy(OffsetLoss):
         self.exponent = check_number("exponent", exponent, 0, 1)
         final = offset if final_offset is None else final_offset
         self.final_offset = check_number("final_offset", final, -LARGEST, LARGEST)
-        self.start = check_number("start", start, 0, 1)
-        self.end = check_number("end", end, self.start, 1)
+        self.start, self.end = check_number("start", start, 0, 1), check_number("end", end, 0, 1)
+        if not start <= end:
+            raise ValueError(f"expected start before end, got start {start:g} and end {end:g}")
 
     def changed(self, progress: float) -> float:
         """Return how far exponent and offset have changed after this fraction of the run, 0 to 1.
@@ -429,6 +430,10 @@ class GeneralisedCrossEntropy(OffsetLoss):
         logs = F.log_softmax((scores - offset * probabilities) / self.temperature, dim=1)
         values = -torch.expm1(exponent * logs) / exponent if exponent else -logs
         return self.reduce(self.temperature * (probabilities * values).sum(1))
+
+    def extra_repr(self) -> str:
+        ramp = f"final_offset={self.final_offset:g}, start={self.start:g}, end={self.end:g}"
+        return f"exponent={self.exponent:g}, {ramp}, {super().extra_repr()}"
 
 
 def with_probabilities(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

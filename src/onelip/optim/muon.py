@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, distributed as dist, nn
 from torch.optim import Optimizer
 
-from onelip.core.errors import Diverged, check_integer
+from onelip.core.errors import Diverged, check_integer, did_you_mean
 from onelip.optim.layers import OrthogonalParameter, linear_weights, orthogonal_parameters
 from onelip.optim.operators import (
     RETRACTIONS,
@@ -53,9 +53,10 @@ class LipschitzMuon(Optimizer):
         orthogonalize: iterations of Newton and Schulz; 0 keeps the direction as it is, and $\eta$ is then that of SGD.
         every: retract after every `every`-th step of a parameter. Between retractions $P^\top P$ drifts from the
             identity: the tangent projection removes most of the drift of first order in $\eta$, but the
-            orthogonalisation after it adds some where P is not square. AOL adds this up over a row. No loss was seen
-            with 4 at $\eta = 0.08$ for layers of up to 256 columns (results/fast_ablation.json); wider layers need
-            more retractions. The count is part of the state.
+            orthogonalisation after it adds some again, most where P is not square. AOL adds this up over a row. No loss
+            was seen with 4 at $\eta = 0.08$ for layers of up to 256 columns (results/fast_ablation.json); wider layers
+            need more retractions. Above 4 `onelip.optim.training_weights` does not leave AOL out. The count is part of
+            the state.
         products: type of the products of `tangent` and `orthogonalize`: "float32", "bfloat16", or "auto" for bfloat16
             where it is measured to be faster, at the first step; the choice becomes part of the state. The Gram
             matrix of the retraction always has the precision of the parameter.
@@ -100,6 +101,7 @@ class LipschitzMuon(Optimizer):
             "products": products,
         }
         parts = [{"module": model}] if isinstance(model, nn.Module) else list(model)
+        _check_parts(parts, defaults)
         self._orthogonal: dict[Tensor, OrthogonalParameter] = {}
         seen: set[Tensor] = set()
         groups: list[dict[str, Any]] = []
@@ -220,6 +222,17 @@ def _check_finite(gradients: list[Tensor]) -> None:
         return
     if not bool(nn.utils.get_total_norm(gradients, torch.inf).isfinite()):
         raise Diverged("a gradient has a NaN or an infinity")
+
+
+def _check_parts(parts: list[Any], known: Collection[str]) -> None:
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("module"), nn.Module):
+            raise TypeError(
+                "expected a module, because its layers decide which parameters are kept orthogonal, or dictionaries "
+                f'with the key "module", such as [{{"module": net, "lr": 0.05}}], got {type(part).__name__}'
+            )
+        for name in part.keys() - {"module", *known}:
+            raise ValueError(f"unknown option {name!r}{did_you_mean(name, known)}")
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -23,12 +23,13 @@ from onelip.core.bake import bake
 from onelip.core.errors import RecipeError
 from onelip.data import ImageData
 from onelip.nn import BatchCentering
+from onelip.optim import retract_
 from onelip.training.build import build_model, split_data
 from onelip.training.distributed import Process, use_threads
 from onelip.training.evaluation import evaluate, find_constants
 from onelip.training.learner import Learner, make_batches
 from onelip.training.objective import resolve_method
-from onelip.training.recipe import Recipe, changed_fields, for_gpu, format_seconds, is_fast
+from onelip.training.recipe import Recipe, changed_fields, for_gpu, format_seconds, is_fast, parse_options
 from onelip.training.teacher import load_teacher
 
 _STATES = {"sgd": 1, "muon": 1, "adamw": 2}  # tensors of the optimizer for each parameter
@@ -51,7 +52,7 @@ class StepMemory:
 
     @property
     def least(self) -> int:
-        """Bytes that a step needs in any case."""
+        """Bytes without which a run is refused. Some steps were seen to need less, but most need more."""
         return self.fixed + self.saved
 
     @property
@@ -176,7 +177,7 @@ def require_memory(
         advice.append("--image-size 64")
     raise RecipeError(
         f"{recipe.model} has {need.parameters / 1e6:,.1f} M parameters for images of {shape[2]}x{shape[1]} pixels; "
-        f"a step needs at least {format_bytes(need.least)}, and {format_bytes(free)} of memory are free; use "
+        f"a step needs about {format_bytes(need.least)} or more, and {format_bytes(free)} of memory are free; use "
         f"{' or '.join(advice).rstrip(',') or 'a smaller network (--model-options)'}"
     )
 
@@ -335,7 +336,10 @@ def has_choice_of_threads(recipe: Recipe, process: Process) -> bool:
 def seconds_per_step(
     recipe: Recipe, data: ImageData, process: Process, most: int = 20, patience: float = _PATIENCE
 ) -> float:
-    """Median time in seconds of a few steps, each with its batch, without torch.compile; the network is discarded.
+    """Mean time in seconds of a step with its batch, without torch.compile; the network is discarded.
+
+    It is the median of a few steps. If only every k-th step retracts, it is that of the others, with the k-th part of a
+    retraction.
 
     Args:
         recipe: the recipe.
@@ -363,7 +367,25 @@ def seconds_per_step(
         enough = min(2.0, patience) if len(times) >= 8 else patience if len(times) >= 3 else _PATIENCE
         if process.broadcast(sum(times) > enough):
             break
-    return process.broadcast(statistics.median(times[2:] or times))  # the first steps are slower
+    interval = retraction_interval(recipe)
+    usual = [seconds for number, seconds in enumerate(times, 1) if interval == 1 or number % interval]
+    step = statistics.median(usual[2:] or usual)  # the first steps are slower
+    if interval > 1:
+        clock = time.monotonic()
+        retract_(model)  # in float32, which takes at least as long as the retraction of the run
+        float(next(model.parameters()).detach().sum())  # waits for a GPU
+        step += (time.monotonic() - clock) / interval
+    return process.broadcast(step)
+
+
+def retraction_interval(recipe: Recipe) -> int:
+    """The number of steps from one retraction to the next; 1 also for recipes without retractions.
+
+    Examples:
+        >>> retraction_interval(Recipe(retract_every=16)), retraction_interval(Recipe())
+        (16, 1)
+    """
+    return recipe.retract_every or int(parse_options(recipe.optimizer_options).get("every", 1))
 
 
 def seconds_per_evaluation(recipe: Recipe, data: ImageData, process: Process) -> float:

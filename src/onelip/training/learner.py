@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onelip.core.errors import RecipeError
 from onelip.data import Augmentation, Batches, DataError, ImageData
 from onelip.optim import LipschitzMuon, retract_after, training_weights
-from onelip.optim.layers import linear_weights
+from onelip.optim.layers import linear_weights, orthogonal_parameters
 from onelip.optim.muon import bfloat16_is_faster
 from onelip.training.distributed import Process
 from onelip.training.objective import Objective
@@ -76,10 +76,14 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _make_optimizer(model: nn.Module, recipe: Recipe, options: dict[str, Any]) -> torch.optim.Optimizer:
-    for name in ("weight_decay", "products"):
+    for name in ("lr", "momentum", "nesterov", "weight_decay", "products"):
         if name in options:
             raise ValueError(f"{name} is an option of its own: --{name.replace('_', '-')}")
+    if "betas" in options:
+        raise ValueError("the first of the betas is --momentum, the second is 0.999")
     if recipe.optimizer == "muon":
+        if not orthogonal_parameters(model):
+            raise ValueError("it keeps AOL and Björck layers orthogonal, and the network has none; use --optimizer sgd")
         own = {"momentum": recipe.momentum, "weight_decay": recipe.weight_decay, "products": recipe.products}
         return LipschitzMuon(model, recipe.lr, **own, **options)
     weights = linear_weights(model)

@@ -38,8 +38,9 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
     Only hyperparameters of the method change (loss, momentum, decay, learning rate), never data, architecture or length
     of the run. Options given beside --method take precedence, and the config records the result.
 
-    `muon`, which a recipe of a budget has, keeps only weights of AOL and Björck orthogonal. All other methods get SGD:
-    for networks `aol-fast` with the rate `Method.fast_lr`, where it is known, else with their hyperparameters.
+    `muon`, which a recipe of a budget has, keeps only weights of AOL and Björck orthogonal. All other methods and plain
+    networks get SGD: for networks `aol-fast` with the rate `Method.fast_lr`, where it is known, else with their
+    hyperparameters.
 
     Examples:
         >>> with_method(Recipe(), "clipping").momentum
@@ -48,6 +49,9 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
         >>> found.optimizer, found.lr
         ('sgd', 0.9)
     """
+    if method == "none" and recipe.optimizer == "muon":  # the rates are usual ones, not tuned
+        lr = 0.1 if is_fast(recipe.model) else 0.01
+        return recipe.replace(method=method, optimizer="sgd", momentum=0.9, lr=lr)
     if method in ("default", "none", recipe.method):
         return recipe.replace(method=method)
     check_known("method", method, ["default", "none", *sorted(METHODS)])
