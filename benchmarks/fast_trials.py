@@ -18,7 +18,7 @@ it gets worse. Test images are used for the table only, with three seeds at the 
 The third part trains a narrow AOL-Small with SGD: the exact scale of AOL in each step, against P itself with R2 after
 every k-th step (`--retract-every`).
 
-The fourth part trains AOL-Small with a third of its channels, with the loss and the augmentation of the paper, by the
+The fourth part trains AOL-Small with 64 instead of 192 channels, with the loss and the augmentation of the paper, by the
 optimizer of the paper and by those of onelip: equal epochs, each evaluated after every half epoch.
 
 The fifth part compares a rate that falls to zero with constant ones, each with and without a moving average of weights.
@@ -124,7 +124,7 @@ PAPER = preset("paper").replace(
     model_options=("channels=64", "width=8"), epochs=3, schedule="one-cycle", warmup=0.15, weight_decay=0.0, threads=1
 )
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "SGD, lr 0.01, exact scale (paper)": {"lr": 0.01},
+    "SGD, lr 0.01, exact scale": {"lr": 0.01},
     "SGD, lr 0.03, exact scale": {"lr": 0.03},
     "SGD, lr 0.01, R2 every 4th step": {"lr": 0.01, "retract_every": 4},
     "LipschitzMuon, lr 0.03": {"optimizer": "muon", "momentum": 0.8, "lr": 0.03},
