@@ -104,7 +104,7 @@ register_method(
         paper=PaperRow(E="partly", F="no", G="yes", M="no", notes={"E": 3}),
         loss="lmt",
         certificate="pairs",
-        fast_lr=0.3,
+        fast_lr=0.1,
         hyperparameters={**_PLAIN, "lr": 5e-3},
         note="bound of the stored weights in evaluation, per pair of classes",
     )
@@ -171,7 +171,7 @@ register_method(
         apply=unconstrained,
         paper=PaperRow(E="yes", F="no", G="yes", M="partly", notes={"M": 1}),
         loss="gradient-penalty",
-        fast_lr=0.1,
+        fast_lr=0.0333,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},
         note="bound of the stored weights in evaluation",
     )

@@ -419,7 +419,7 @@ register_method(
         options=({"iterations": 3}, {"lipschitz": 0.5}),
         train_equals_eval=False,
         paper=_PAPER,
-        fast_lr=2.7,
+        fast_lr=0.3,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0},  # only the direction of a weight matters
         note="eval mode divides by the proved bound",
     )
@@ -433,7 +433,7 @@ register_method(
         apply=spectral_norm_reshaped,
         options=({"overlap": True}, {"iterations": 3, "lipschitz": 0.5}),
         train_equals_eval=False,
-        fast_lr=0.3,
+        fast_lr=2.7,
         # The constant of a layer can be sqrt(taps), so the loss asks for a larger margin than with constant 1.
         hyperparameters={"lr": 0.01, "weight_decay": 0.0, "offset": 2.0, "temperature": 0.5},
         note="bound of the stored weights in evaluation, up to sqrt(taps); overlap=true divides by it",

@@ -305,7 +305,7 @@ register_method(
         apply=sll,
         options=({"hidden": 6}, {"lipschitz": 0.5}),
         replaces=True,
-        fast_lr=24.3,
+        fast_lr=8.1,
         hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="residual layer with a relu; square layers that keep the size",
     )
@@ -386,7 +386,7 @@ register_method(
         options=({"hidden": 6, "iterations": 3}, {"lipschitz": 0.5}),
         replaces=True,
         train_equals_eval=False,
-        fast_lr=2.7,
+        fast_lr=0.9,
         hyperparameters={"lr": 0.5, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="residual layer with a relu; square layers that keep the size; eval mode divides by the proved bound",
     )
@@ -520,6 +520,7 @@ register_method(
         loss="emma",
         certificate="pairs",
         hyperparameters={"offset": 0.0, "temperature": 1.0, "lr": 0.005, "weight_decay": 0.0},
+        fast_lr=0.1,
         note="kernel I + gamma K / sqrt(depth); bound of the stored weights in evaluation, per pair of classes",
     )
 )

@@ -47,7 +47,7 @@ def with_method(recipe: Recipe, method: str) -> Recipe:
         0.0
         >>> found = with_method(Recipe(optimizer="muon", model="aol-fast-small"), "cayley")
         >>> found.optimizer, found.lr
-        ('sgd', 0.9)
+        ('sgd', 0.3)
     """
     if method == "none" and recipe.optimizer == "muon":  # the rates are usual ones, not tuned
         lr = 0.1 if is_fast(recipe.model) else 0.01

@@ -109,7 +109,7 @@ register_method(
         replaces=True,
         needs_input_size=True,
         paper=PaperRow(E="partly", F="yes", G="partly", M="yes", notes={"E": 5, "G": 6}),
-        fast_lr=0.9,
+        fast_lr=0.3,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="circular, built for one image size",
     )
@@ -234,7 +234,7 @@ register_method(
         options=({"steps": 1}, {"lipschitz": 0.5}),
         replaces=True,
         needs_input_size=True,
-        fast_lr=2.7,
+        fast_lr=0.9,
         hyperparameters={"lr": 0.02, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="built for one image size; zero padding by a border that is cropped",
     )

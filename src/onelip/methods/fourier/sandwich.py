@@ -240,7 +240,7 @@ register_method(
         options=({"hidden": 2}, {"lipschitz": 0.5}),
         replaces=True,
         needs_input_size=True,
-        fast_lr=0.9,
+        fast_lr=2.7,
         hyperparameters={"lr": 0.1, "weight_decay": 0.0, "schedule": "one-cycle"},
         note="two maps with a relu between; convolutions circular, built for one image size",
     )
