@@ -18,8 +18,8 @@ it gets worse. Test images are used for the table only, with three seeds at the 
 The third part trains a narrow AOL-Small with SGD: the exact scale of AOL in each step, against P itself with R2 after
 every k-th step (`--retract-every`).
 
-The fourth part trains AOL-Small with 64 instead of 192 channels, with the loss and the augmentation of the paper, by the
-optimizer of the paper and by those of onelip: equal epochs, each evaluated after every half epoch.
+The fourth part trains AOL-Small with 64 instead of 192 channels, with the loss and the augmentation of the paper, by
+SGD and by the optimizers of onelip: equal epochs, each evaluated after every half epoch.
 
 The fifth part compares a rate that falls to zero with constant ones, each with and without a moving average of weights.
 
@@ -257,7 +257,12 @@ def matched(
     for name, changes in pairs.items():
         if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
             continue
-        runs = [trials.run(base.replace(seed=seed, **changes), curve_points=curve_points) for seed in range(args.seeds)]
+        recipes = [base.replace(seed=seed, **changes) for seed in range(args.seeds)]
+        try:
+            runs = [trials.run(recipe, curve_points=curve_points) for recipe in recipes]
+        except Diverged as error:
+            print(f"{name:45s} {error}", flush=True)
+            continue
         row = {"name": name, "changes": dict(changes), **mean_and_spread(runs), "runs": runs}
         record.rows.append(row)
         record.write()
@@ -270,34 +275,48 @@ def methods(trials: Trials, args: argparse.Namespace) -> None:
     for name, (method, changes) in {**{name: (name, {}) for name in METHODS}, **INGREDIENTS}.items():
         if args.only and name not in args.only:
             continue
-        row = next((row for row in record.rows if row["name"] == name), None)
-        if row is None:
-            row = {"name": name, "method": method, "changes": changes, "runs": []}
-            record.rows.append(row)
-        runs = Runs(trials, record, row, method_recipe(method, changes), args.seconds)
+        row = record.row(name, method=method, changes=changes)
         try:
-            row["lr"] = search(runs.cra, runs.recipe.lr)
-            for seed in range(1, args.seeds):
-                runs.cra(row["lr"], seed)
+            Runs(trials, record, row, method_recipe(method, changes), args.seconds).complete(args.seeds)
         except ValueError as error:
-            row["failed"] = str(error)  # the method does not support the network
-        row |= mean_and_spread([run for run in row["runs"] if run["lr"] == row.get("lr")], "test_")
-        record.write()
-        print(f"{name:45s} {shown(row)}", flush=True)
+            row |= {"failed": str(error), **mean_and_spread([])}  # the method does not support the network
+            record.write()
+            print(f"{name:45s} {error}", flush=True)
 
 
 class Runs:
-    """The runs of a row, by learning rate and seed; those of an earlier session are not run again."""
+    """The runs of a row, by learning rate and seed; those of an earlier session are not run again.
 
-    def __init__(self, trials: Trials, record: "Record", row: dict[str, Any], recipe: Recipe, seconds: float) -> None:
+    Args:
+        trials: makes the runs.
+        record: the file.
+        row: the row of the file.
+        recipe: the recipe, with the first rate of the search.
+        seconds: CPU seconds of a run.
+        **options: other arguments of `Trials.run`.
+    """
+
+    def __init__(
+        self, trials: Trials, record: "Record", row: dict[str, Any], recipe: Recipe, seconds: float, **options: Any
+    ) -> None:
         self.trials, self.record, self.row, self.recipe, self.seconds = trials, record, row, recipe, seconds
+        self.options = options
+
+    def complete(self, seeds: int) -> None:
+        """Search the best rate, and run it with all seeds."""
+        self.row["lr"] = search(self.cra, self.recipe.lr)
+        for seed in range(1, seeds):
+            self.cra(self.row["lr"], seed)
+        self.row |= mean_and_spread([run for run in self.row["runs"] if run["lr"] == self.row["lr"]], "test_")
+        self.record.write()
+        print(f"{self.row['name']:45s} {shown(self.row)}", flush=True)
 
     def cra(self, rate: float, seed: int = 0) -> float:
         """CRA at 36/255 on held-out images; 0 for a run that diverged or that has no proved constant."""
         run = next((run for run in self.row["runs"] if (run["lr"], run["seed"]) == (rate, seed)), None)
         if run is None:
             try:
-                found = self.trials.run(self.recipe.replace(lr=rate, seed=seed), self.seconds)
+                found = self.trials.run(self.recipe.replace(lr=rate, seed=seed), self.seconds, **self.options)
             except (Diverged, torch.linalg.LinAlgError) as error:  # pyright: ignore[reportPrivateImportUsage]
                 found = {"diverged": str(error)}
             run = {"lr": rate, "seed": seed, **found}
@@ -352,7 +371,7 @@ def mean_and_spread(runs: list[dict[str, Any]], images: str = "") -> dict[str, A
 
 def shown(row: dict[str, Any]) -> str:
     if row["cra_36"] is None:
-        return row.get("failed", "diverged")
+        return "diverged"
     return f"{100 * row['cra_36']:.1f} (range {100 * row['spread']:.1f}), {row['cpu_seconds']} s"
 
 
@@ -374,6 +393,14 @@ class Record:
         if changed or Recipe.from_json(self.content["recipe"]) != recipe:
             raise SystemExit(f"{self.path} has other {changed[0] if changed else 'recipes'}; move it, or use --out")
         self.rows: list[dict[str, Any]] = self.content["rows"]
+
+    def row(self, name: str, **facts: Any) -> dict[str, Any]:
+        """The row of this name; a new one has these facts and no runs."""
+        for row in self.rows:
+            if row["name"] == name:
+                return row
+        self.rows.append({"name": name, **facts, "runs": []})
+        return self.rows[-1]
 
     def write(self) -> None:
         write_json(self.path, self.content)

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fast_trials import BASE, Record, Trials, make_parser, mean_and_spread, search, shown
+from fast_trials import BASE, Record, Runs, Trials, make_parser
 from torch import Tensor, nn
 from torch.optim import SGD, Muon, Optimizer
 
-from onelip.core.errors import Diverged
 from onelip.optim import LipschitzMuon, retract_after
 from onelip.optim.layers import orthogonal_parameters
 
@@ -116,29 +115,11 @@ def main() -> None:
     trials = Trials(args.data_root)
     record = Record("other_optimizers", args, RECIPE, seeds=args.seeds, budget_cpu_seconds=args.seconds)
     for name, (make, start, is_annealed) in OPTIMIZERS.items():
-        if (args.only and name not in args.only) or any(row["name"] == name for row in record.rows):
+        if args.only and name not in args.only:
             continue
-        runs: list[dict[str, Any]] = []
-
-        def score(
-            rate: float, seed: int = 0, make: Any = make, is_annealed: bool = is_annealed, runs: Any = runs
-        ) -> float:
-            found: dict[str, Any]
-            try:
-                found = trials.run(RECIPE.replace(lr=rate, seed=seed), args.seconds, 0, make, is_annealed)
-            except Diverged as error:
-                found = {"diverged": str(error)}
-            runs.append({"lr": rate, "seed": seed, **found})
-            return (found.get("cra") or {}).get("36/255") or 0.0
-
-        best = search(score, start)
-        for seed in range(1, args.seeds):
-            score(best, seed)
-        row = {"name": name, "lr": best, "runs": runs}
-        row |= mean_and_spread([run for run in runs if run["lr"] == best], "test_")
-        record.rows.append(row)
-        record.write()
-        print(f"{name:30s} lr {best:<8g} {shown(row)}", flush=True)
+        recipe = RECIPE.replace(lr=start)
+        options = {"make_optimizer": make, "is_annealed": is_annealed}
+        Runs(trials, record, record.row(name), recipe, args.seconds, **options).complete(args.seeds)
 
 
 if __name__ == "__main__":
