@@ -132,8 +132,8 @@ def main() -> None:
         publish(
             "step_cost",
             rows,
-            what="CPU time of a training step relative to the plain network, one thread; forward and backward in float32, "
-            "the products of retractions in bfloat16 if it is faster",
+            what="CPU time of a training step relative to the plain network, one thread; float32, but products of "
+            "retractions in bfloat16 where it is faster",
         )
 
 
