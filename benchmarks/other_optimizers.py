@@ -96,11 +96,11 @@ def schedule_free(name: str) -> Callable[[nn.Module], Optimizer]:
 # How the optimizer is made, the first rate of the search, and whether the rate ends at zero.
 OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], float, bool]] = {
     "SGD": (sgd, 0.3, True),
-    "SGD, R2": (sgd_r2, 0.3, True),
+    "SGD, R2": (sgd_r2, 0.03, True),
     "torch.optim.Muon, momentum 0.8": (torch_muon, 0.01, True),
     "torch.optim.Muon, momentum 0.8, R2": (torch_muon_r2, 0.03, True),
     "torch.optim.Muon, momentum 0.95, R2": (lambda model: torch_muon_r2(model, 0.95), 0.03, True),
-    "POGO (pogo-torch), SGD": (pogo, 0.3, True),
+    "POGO (pogo-torch), SGD": (pogo, 0.003, True),
     "SGDScheduleFree": (schedule_free("SGDScheduleFree"), 1.0, False),
     "AdamWScheduleFree": (schedule_free("AdamWScheduleFree"), 0.003, False),
     "LipschitzMuon, momentum 0.8": (lambda model: LipschitzMuon(model, momentum=0.8), 0.08, True),
