@@ -12,6 +12,7 @@ from _runs import call
 from rich.console import Console
 
 from onelip.data import load_data
+from onelip.methods.registry import METHODS
 from onelip.training import (
     Display,
     Recipe,
@@ -135,7 +136,8 @@ def test_a_gpu_gets_a_larger_network(monkeypatch, digits):
     kept = fit_to_budget(recipe.replace(lr=0.01, hue=0.3), 60, digits, gpu)
     assert (kept.model, kept.lr, kept.hue) == ("aol-fast-large", 0.01, 0.3)
     cayley = fit_to_budget(with_method(recipe, "cayley"), 60, digits, gpu, {"method"})
-    assert (cayley.model, cayley.lr) == ("aol-fast-large", pytest.approx(0.9 * (cayley.batch_size / 500) ** 0.5))
+    lr = METHODS["cayley"].fast_lr * (cayley.batch_size / 500) ** 0.5
+    assert (cayley.model, cayley.lr) == ("aol-fast-large", pytest.approx(lr))
 
 
 def test_small_data_get_small_batches(monkeypatch, digits):
@@ -243,8 +245,8 @@ def test_the_recipe_of_a_budget(capsys):
         (("--optimizer", "sgd"), "sgd", "0.9", "0.9"),
         (("--optimizer", "adamw"), "adamw", "0.003", "0.9"),
         (("--model", "aol-small", "--optimizer", "sgd"), "sgd", "0.01", "0.9"),
-        (("--method", "cayley"), "sgd", "0.9", "0.9"),
-        (("--method", "cayley", "--optimizer", "sgd"), "sgd", "0.9", "0.9"),
+        (("--method", "cayley"), "sgd", f"{METHODS['cayley'].fast_lr:g}", "0.9"),
+        (("--method", "cayley", "--optimizer", "sgd"), "sgd", f"{METHODS['cayley'].fast_lr:g}", "0.9"),
         (("--method", "cayley", "--optimizer", "muon"), "muon", "0.06", "0.8"),
         (("--method", "lln"), "sgd", "0.06", "0.9"),
         (("--method", "bjorck"), "muon", "0.06", "0.8"),

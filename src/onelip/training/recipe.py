@@ -424,8 +424,8 @@ def is_fast(model: str) -> bool:
 
 
 # Peak learning rates by optimizer and for networks of the family or others, such as aol-small, with AOL: the best in
-# results/methods_by_time.json and results/paper_optimizers.json; for muon, whose best is 0.08 in 20 seconds, the rate of
-# ten minutes. That of adamw for other networks was not measured.
+# results/methods_by_time.json and results/paper_optimizers.json; for muon, whose best is 0.08 in 20 seconds, the rate
+# of ten minutes. That of adamw for other networks was not measured.
 _RATES = {
     ("muon", True): 0.06,
     ("sgd", True): 0.9,
