@@ -208,11 +208,16 @@ def pairs() -> str:
 
 def retraction() -> str:
     """The exact scale of AOL against a retraction after every k-th step."""
+    return with_range("retract_every", "half an epoch of a narrow AOL-Small")
+
+
+def with_range(file: str, what: str) -> str:
+    """Accuracy and CRA of matched runs: means over seeds, and the range."""
     rows = [
-        (row["name"], f"{100 * row['accuracy']:.1f}", f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}")
-        for row in read("retract_every")["rows"]
+        (row["name"], *(f"{100 * row[key]:.1f}" for key in ("accuracy", "cra_36", "spread")))
+        for row in read(file)["rows"]
     ]
-    return table(("half an epoch of a narrow AOL-Small", "accuracy", "CRA 36/255", "range"), rows)
+    return table((what, "accuracy", "CRA 36/255", "range"), rows)
 
 
 def paper_optimizers() -> str:
@@ -289,11 +294,7 @@ def best_first(file: str, what: str) -> str:
 
 def averaging() -> str:
     """Moving averages of weights, with falling and constant rates."""
-    rows = [
-        (row["name"], f"{100 * row['accuracy']:.1f}", f"{100 * row['cra_36']:.1f}", f"{100 * row['spread']:.1f}")
-        for row in read("weight_averaging")["rows"]
-    ]
-    return table(("five epochs of aol-fast-small", "accuracy", "CRA 36/255", "range"), rows)
+    return with_range("weight_averaging", "five epochs of aol-fast-small")
 
 
 def losses() -> str:
